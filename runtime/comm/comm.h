@@ -1,0 +1,78 @@
+/* Floor 2: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
+ *
+ * Invariant: calls on one communicator are made by one thread at a time and in the same order on every rank (the plan's
+ * order; runtime/plan/agree.c proves it before the first step). Counts are in elements and 64-bit; large messages are
+ * chunked inside (DT_COMM_CHUNK bytes, a knob for tests). Sums of 16-bit floats accumulate in f32 and round once; the
+ * order of a sum is fixed by rank, so the same ranks give the same bits. An integer average or a sum of bool is an error.
+ * A peer's failure ends the job (the launcher kills the others); no call returns with half a result. */
+#ifndef DT_COMM_H
+#define DT_COMM_H
+#include "../tensor/tensor.h"
+
+typedef enum dt_red { DT_SUM, DT_MAX, DT_MIN, DT_AVG } dt_red;
+
+typedef struct dt_comm dt_comm;
+struct dt_comm_vt {
+  const char *name; /* "self", "mpi" */
+  /* buf: n elements of dtype, in place on every rank. Fast when buf lies in memory of `alloc`. */
+  dt_status (*all_reduce)(dt_comm *c, void *buf, int64_t n, int dtype, dt_red op, dt_err *e);
+  /* in: n*size elements, out: n elements (this rank's part). */
+  dt_status (*reduce_scatter)(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_red op, dt_err *e);
+  /* in: n elements, out: n*size elements in rank order; in may be out + rank*n. */
+  dt_status (*all_gather)(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_err *e);
+  /* in and out: n*size elements; part i of in goes to rank i. in != out. */
+  dt_status (*all_to_all)(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_err *e);
+  dt_status (*broadcast)(dt_comm *c, void *buf, int64_t bytes, int root, dt_err *e);
+  dt_status (*barrier)(dt_comm *c, dt_err *e);
+  /* point to point; *req is filled, done by wait. tag >= 0 */
+  dt_status (*isend)(dt_comm *c, const void *buf, int64_t bytes, int to, int tag, void **req, dt_err *e);
+  dt_status (*irecv)(dt_comm *c, void *buf, int64_t bytes, int from, int tag, void **req, dt_err *e);
+  dt_status (*wait)(dt_comm *c, void **req, dt_err *e);
+  /* Collective: memory that peers on this host can read and write (a shared window). Zeroed, 4096-byte aligned.
+   * Every rank of the communicator asks at the same time, sizes may differ. */
+  dt_status (*alloc)(dt_comm *c, size_t bytes, void **p, dt_err *e);
+  dt_status (*free)(dt_comm *c, void *p, dt_err *e);
+  /* Collective: ranks of equal colour, ordered by key. */
+  dt_status (*split)(dt_comm *c, int color, int key, dt_comm **out, dt_err *e);
+  void (*close)(dt_comm *c); /* collective; frees c */
+  /* Ends the whole job with this exit code; does not return (self: exits). The message has been printed. */
+  void (*abort)(dt_comm *c, int code);
+};
+struct dt_comm {
+  const struct dt_comm_vt *vt;
+  int rank, size;             /* in this communicator */
+  int local_rank, local_size; /* among its ranks on this host */
+  int hosts;
+  bool oversubscribed;        /* more ranks than cores on this host: waits yield */
+};
+
+dt_status dt_comm_self(dt_comm **out, dt_err *e);
+/* The world: MPI when started by an MPI launcher (loads libdtrain_mpi.so from the binary's folder or ../lib/dtrain),
+ * otherwise self. DT_COMM=self refuses MPI. */
+dt_status dt_comm_world(dt_comm **out, dt_err *e);
+bool dt_comm_launched(void); /* an MPI launcher started this process */
+
+/* ---- communication thread: runs jobs in order beside the computation ---- */
+typedef struct dt_commq dt_commq;
+typedef struct dt_commjob {
+  enum { DT_CJ_ALL_REDUCE, DT_CJ_REDUCE_SCATTER, DT_CJ_ALL_GATHER, DT_CJ_ALL_TO_ALL, DT_CJ_BROADCAST, DT_CJ_CALL } kind;
+  dt_comm *comm;
+  const void *in;
+  void *out;
+  int64_t n;
+  int dtype;
+  dt_red op;
+  int root;
+  dt_status (*call)(void *ctx, dt_err *e); /* DT_CJ_CALL */
+  void *ctx;
+} dt_commjob;
+dt_commq *dt_commq_new(dt_err *e);
+void dt_commq_free(dt_commq *q);
+/* Submit a job (copied); returns its ticket, 1, 2, 3, ... No allocation: the ring holds 4096 jobs, then waits. */
+uint64_t dt_commq_submit(dt_commq *q, const dt_commjob *job);
+/* Wait until ticket's job is done; the first error of any job is returned by this and every later wait. */
+dt_status dt_commq_wait(dt_commq *q, uint64_t ticket, dt_err *e);
+/* Run a job on the caller's thread after all submitted ones are done. */
+dt_status dt_comm_run(const dt_commjob *job, dt_err *e);
+double dt_commq_busy(dt_commq *q); /* seconds spent in jobs since the last call */
+#endif

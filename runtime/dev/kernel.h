@@ -1,0 +1,75 @@
+/* Floor 2: the contract between plans and kernels. A kernel sees views, attributes and a pool of threads; no graph.
+ *
+ * Every backend has a table dt_kernel[DT_NOPS] expanded from runtime/ir/ops.def, so that a missing kernel is a link error.
+ * Life of a call: workspace() is asked at plan time (views without memory); prepare() runs once before the first step
+ * (may allocate, build a oneDNN primitive: kept in call->prep); run() runs every step: no allocation, no lock, no failure;
+ * release() undoes prepare. prepare, release and workspace may be NULL. */
+#ifndef DT_KERNEL_H
+#define DT_KERNEL_H
+#include "../tensor/tensor.h"
+
+/* every op of the table, and every elementwise op's number in vector programs */
+enum dt_op {
+  DT_OP_none,
+#define OP(name, ...) DT_OP_##name,
+#define OPV(name, ...) DT_OP_##name,
+#define EW(name, ...) DT_OP_##name,
+#include "../ir/ops.def"
+  DT_NOPS
+};
+enum dt_ew {
+#define EW(name, ...) DT_EW_##name,
+#include "../../kernels/elementwise.def"
+#undef EW
+  DT_NEW
+};
+
+typedef struct dt_pool dt_pool;
+/* Threads: `threads` in all, the caller being one. threads = 1 makes no thread. */
+dt_pool *dt_pool_new(int threads, dt_err *e);
+void dt_pool_free(dt_pool *p);
+int dt_pool_threads(const dt_pool *p);
+/* Run fn(ctx, part, parts) for part = 0..parts-1, parts <= threads; returns when all are done. The caller runs part 0.
+ * Not reentrant. Waiters spin briefly, then sleep. */
+void dt_pool_run(dt_pool *p, int parts, void (*fn)(void *ctx, int part, int parts), void *ctx);
+/* Waiters of this process give up the core at once (more ranks than cores). */
+void dt_pool_yield(bool on);
+
+/* What changes from step to step. */
+typedef struct dt_tick {
+  int64_t step;           /* optimizer step, 0-based: keys dropout */
+  uint64_t seed;
+  int micro;              /* microbatch of this rank, 0-based */
+  const int64_t *sample;  /* [nsample] global sample index of each row of the microbatch */
+  int64_t nsample;
+} dt_tick;
+
+#define DT_MAX_IN 64
+#define DT_MAX_OUT 8
+enum { DT_CALL_ACC0 = 1 /* add to output o instead of overwriting it: DT_CALL_ACC0 << o. Ops with flag OP_ACC only */ };
+
+typedef struct dt_call {
+  int nin, nout;
+  const dt_view *in;   /* [nin] */
+  dt_view out[DT_MAX_OUT];
+  dt_attr attr[DT_MAX_ATTR];
+  const dt_vm *vm;     /* the program: fused chains, every elementwise op, and the epilogue of a product (or NULL) */
+  uint32_t flags;
+  void *ws;            /* workspace() bytes, 64-byte aligned, contents undefined between calls */
+  size_t ws_bytes;
+  void *prep;          /* the kernel's own, from prepare to release */
+  dt_pool *pool;
+  const dt_tick *tick;
+} dt_call;
+
+typedef struct dt_kernel {
+  void (*run)(dt_call *c);
+  size_t (*workspace)(const dt_call *c, int threads);
+  dt_status (*prepare)(dt_call *c, dt_err *e);
+  void (*release)(dt_call *c);
+} dt_kernel;
+
+/* The CPU's table for the best instruction set of this machine (or DT_ISA=portable|avx2|avx512), and its name. */
+const dt_kernel *dt_cpu_kernels(void);
+const char *dt_cpu_isa(void);
+#endif
