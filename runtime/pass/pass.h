@@ -1,0 +1,46 @@
+/* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
+ * that dt_verify accepts. Rank is in the spec, never a global.
+ *
+ *   trace (Lua) -> grad -> update -> precision -> place -> recompute -> stage -> fuse -> bucket -> order -> memory -> plan */
+#ifndef DT_PASS_H
+#define DT_PASS_H
+#include "../ir/ir.h"
+
+typedef struct dt_spec {
+  int rank;                   /* global rank that the plan is for; its coordinates on g->mesh follow */
+  int threads;                /* threads a rank: workspace sizes depend on it */
+  bool train;                 /* has grad and update */
+  int precision;              /* DT_F32, DT_BF16, DT_F16: dtype of activations and compute copies */
+  int comm_dtype;             /* dtype that gradients travel in; DT_F32 or precision */
+  double clip_norm, clip_value; /* 0 = none */
+  int64_t bucket_bytes, first_bucket_bytes;
+  const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
+  size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
+} dt_spec;
+
+/* Where each parameter lives in the flat buffers: made by the training plan, shared with evaluation and other microbatch sizes. */
+typedef struct dt_layout {
+  int n;                      /* parameters, then buffers */
+  char **name;
+  dt_type *type;
+  int64_t *flat;              /* element offset in the flat parameter buffer */
+  int64_t total;              /* elements, padded */
+} dt_layout;
+
+dt_status dt_pass_grad(dt_graph *g, dt_err *e);      /* needs g->loss; fills param.grad, adds stats */
+/* Without Lua's optimizer: the scaled and clipped gradient of each parameter, g->norm. The optimizer's nodes are traced after it. */
+dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled /* [g->param.n], -1 for none */, dt_err *e);
+dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
+dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e);
+
+/* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
+ * DT_DUMP names ("all" = every one) on stderr. */
+dt_status dt_passes(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e);
+void dt_graph_compact(dt_graph *g); /* drops dead nodes */
+#endif
