@@ -1,6 +1,9 @@
-# dtrain. `make help` lists the targets.
+# dtrain. `make help` lists the targets; `make`, `make demo` and `make test` are all that most people need.
 .DEFAULT_GOAL := all
 MAKEFLAGS += --no-builtin-rules
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc) --no-print-directory
+endif
 B        ?= build
 PREFIX   ?= /usr/local
 CC       ?= cc
@@ -30,24 +33,35 @@ MPI_SRC   := $(wildcard runtime/comm/mpi/*.c)
 CORE_SRC  := $(filter-out $(MPI_SRC),$(wildcard runtime/*.c runtime/*/*.c))
 LUA_SRC   := $(filter-out lua/main.c,$(wildcard lua/*.c))
 KERN_SRC  := $(wildcard kernels/cpu/*.c)
-TEST_SRC  := $(wildcard tests/c/test_*.c)
+TEST_SRC  := $(wildcard tests/c/test_*.c tests/dist/dist_*.c)
+FUZZ_SRC  := $(wildcard tests/fuzz/fuzz_*.c)
 STDLIB    := $(shell find stdlib -name '*.lua' 2>/dev/null | LC_ALL=C sort)
 
 CORE_OBJ := $(CORE_SRC:%.c=$(B)/o/%.o)
 LUA_OBJ  := $(LUA_SRC:%.c=$(B)/o/%.o)
 KERN_OBJ := $(foreach i,$(ISAS),$(KERN_SRC:%.c=$(B)/o/$(i)/%.o))
-TESTS    := $(TEST_SRC:tests/c/%.c=$(B)/tests/%)
+TESTS    := $(addprefix $(B)/tests/,$(notdir $(TEST_SRC:.c=)))
+FUZZ     := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 
 all: $(B)/dtrain $(B)/dtrain.so $(B)/libdtrain_mpi.so ## build/dtrain, build/dtrain.so for a stock lua5.4, the MPI plug-in
 
-$(B)/o/%.o: %.c
+# what the build needs, looked for once in each build folder
+$(B)/tools.ok: tests/tools/install.sh
+	@mkdir -p $(@D)
+	@sh tests/tools/install.sh --check build && touch $@
+# a build folder is for one compiler and one set of flags
+$(B)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(KFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(KFLAGS) $(LDFLAGS)' > $@
+
+$(B)/o/%.o: %.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
-$(B)/o/lua/%.o: lua/%.c
+$(B)/o/lua/%.o: lua/%.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LUA_CFLAGS) -MMD -MP -c $< -o $@
 define isa_rule
-$(B)/o/$(1)/kernels/cpu/%.o: kernels/cpu/%.c
+$(B)/o/$(1)/kernels/cpu/%.o: kernels/cpu/%.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(KFLAGS) $$(isa_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
@@ -57,10 +71,13 @@ $(B)/o/runtime/dev/cpu.o: CPPFLAGS += $(foreach i,$(ISAS),-DK_HAVE_$(i))
 
 $(B)/libdtrain_core.a: $(CORE_OBJ) $(KERN_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	ar qcs $@ $^
 
-$(B)/stdlib.c: tests/tools/embed.lua $(STDLIB)
+# the list of files is a prerequisite too, so that a removed file leaves the binary
+$(B)/stdlib.list: FORCE
 	@mkdir -p $(@D)
+	@echo '$(STDLIB)' | cmp -s - $@ || echo '$(STDLIB)' > $@
+$(B)/stdlib.c: tests/tools/embed.lua $(STDLIB) $(B)/stdlib.list | $(B)/tools.ok
 	lua5.4 tests/tools/embed.lua $@ stdlib $(STDLIB)
 $(B)/o/stdlib.o: $(B)/stdlib.c
 	$(CC) $(CFLAGS) -c $< -o $@
@@ -69,14 +86,89 @@ $(B)/dtrain: $(B)/o/lua/main.o $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a
 	$(CC) $(LDFLAGS) -rdynamic -o $@ $^ $(LUA_LIBS) -ledit $(LIBS)
 $(B)/dtrain.so: $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a
 	$(CC) $(LDFLAGS) -shared -o $@ $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a $(LIBS)
-$(B)/libdtrain_mpi.so: $(MPI_SRC)
+$(B)/libdtrain_mpi.so: $(MPI_SRC) $(B)/flags | $(B)/tools.ok
 	@mkdir -p $(@D)
 	OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -shared -MMD -MP -MF $(B)/mpi.d -o $@ $(MPI_SRC)
 
-$(B)/tests/%: tests/c/%.c $(B)/libdtrain_core.a
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+define test_rule
+$(B)/tests/%: $(1)/%.c $(B)/libdtrain_core.a
+	@mkdir -p $$(@D)
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(LDFLAGS) -MMD -MP -rdynamic -o $$@ $$< $(B)/libdtrain_core.a $$(LIBS)
+endef
+$(foreach d,tests/c tests/dist,$(eval $(call test_rule,$(d))))
 tests-c: $(TESTS)
 
--include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d
-.PHONY: all tests-c
+# ---- to use ----
+deps: ## install what is missing (Debian packages; as root or with sudo, else prints the one line to run)
+	@sh tests/tools/install.sh build test data
+
+demo: deps ## install what is missing, build, train a small GPT on real English on two ranks
+	@$(MAKE) all
+	@sh tests/tools/ranks 2 $(B)/dtrain examples/gpt_text.lua --preset demo
+
+install: all ## copy to $(DESTDIR)$(PREFIX), default /usr/local
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/dtrain $(DESTDIR)$(PREFIX)/lib/lua/5.4 $(DESTDIR)$(PREFIX)/share/doc/dtrain
+	install -m 755 $(B)/dtrain $(DESTDIR)$(PREFIX)/bin/dtrain
+	install -m 644 $(B)/libdtrain_mpi.so $(DESTDIR)$(PREFIX)/lib/dtrain/libdtrain_mpi.so
+	install -m 644 $(B)/dtrain.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/dtrain.so
+	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/dtrain
+	cp -R examples $(DESTDIR)$(PREFIX)/share/doc/dtrain
+
+# ---- to check ----
+test: deps ## install what is missing, build, run every test; the last line counts them
+	@$(MAKE) all tests-c
+	@tests/run --build $(B)
+
+floors: ## who may include whom (docs/tour.md): proved by reading every include
+	@sh tests/tools/floors.sh
+
+lint: ## luacheck, and clang-format where it is installed
+	@sh tests/tools/lint.sh
+
+docs: $(B)/opsdoc ## write docs/ops.md anew from the op table
+	$(B)/opsdoc > $(B)/ops.md && cp $(B)/ops.md docs/ops.md
+$(B)/opsdoc: tests/tools/opsdoc.c $(B)/libdtrain_core.a
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+
+bench: all $(B)/bench/matmul_floor $(B)/bench/allreduce $(B)/bench/mpi_init ## speed and memory beside their floors, and beside PyTorch's with DT_PEER_PYTHON=python
+	@DT_BUILD=$(B) lua5.4 tests/bench/run.lua $(WORK)
+$(B)/bench/matmul_floor: tests/bench/matmul_floor.c $(B)/libdtrain_core.a
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+$(B)/bench/%: tests/bench/%.c $(B)/libdtrain_core.a
+	@mkdir -p $(@D)
+	OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+
+asan: ## C tests and a few scripts under AddressSanitizer and the leak checker, in build-asan/
+	@$(MAKE) B=build-asan OPT="-O1 -g -fno-omit-frame-pointer" SAN=-fsanitize=address all tests-c
+	@sh tests/tools/sanitized.sh build-asan
+
+ubsan: ## the same under UndefinedBehaviorSanitizer, in build-ubsan/
+	@$(MAKE) B=build-ubsan OPT="-O1 -g" SAN="-fsanitize=undefined -fno-sanitize-recover=undefined" all tests-c
+	@sh tests/tools/sanitized.sh build-ubsan
+
+FUZZ_SECONDS ?= 20
+fuzz: ## feed the readers of files broken input, FUZZ_SECONDS=20 each, with clang's libFuzzer, in build-fuzz/
+	@if command -v clang > /dev/null; then \
+	  $(MAKE) B=build-fuzz CC=clang WARN= OPT="-O1 -g" SAN="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined" fuzzers && \
+	  sh tests/tools/fuzz.sh build-fuzz $(FUZZ_SECONDS); \
+	else echo "skip fuzz: clang is not installed"; echo "0 passed, 0 failed, 1 skipped"; fi
+fuzzers: $(FUZZ)
+$(B)/fuzz/%: tests/fuzz/%.c $(B)/libdtrain_core.a
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -fsanitize=fuzzer -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+
+# ---- to find one's way ----
+op: ## where an op lives: make op NAME=layer_norm
+	@sh tests/tools/op.sh $(NAME)
+
+clean: ## remove the build folders
+	rm -rf build build-asan build-ubsan build-fuzz
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r name text; do \
+	  printf '  make %-9s %s\n' "$$name" "$$text"; done
+
+FORCE:
+-include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d $(B)/opsdoc.d
+.PHONY: all tests-c deps demo install test floors lint docs bench asan ubsan fuzz fuzzers op clean help FORCE

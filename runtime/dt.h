@@ -60,6 +60,17 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
 dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e);
 dt_view dt_exec_output(dt_exec *x, int number, int i);
 
+/* What a checkpoint keeps beside the tensors. */
+typedef struct dt_exec_state {
+  int64_t step;               /* steps taken (batches consumed) */
+  int64_t updates;            /* updates applied: index into the schedule */
+  double loss_scale;
+  int64_t good, hysteresis;   /* of the loss scale: steps since it changed, overflows left before it shrinks */
+} dt_exec_state;
+dt_exec_state dt_exec_state_get(const dt_exec *x);
+void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
+int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]); /* allocated; all plans together */
+
 /* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). NULL p when unknown. */
 int dt_exec_names(dt_exec *x, const char ***names);
 dt_view dt_exec_get(dt_exec *x, const char *name);

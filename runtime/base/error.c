@@ -21,9 +21,7 @@ dt_status dt_fail(dt_err *e, dt_status code, const char *where, const char *fmt,
 }
 
 /* ---- log ---- */
-static struct {
-  int rank, level;
-} dt_log_state = {-1, 1};
+static struct { int rank, level; } dt_log_state = {-1, 1};
 
 void dt_log_setup(int rank, int level) {
   dt_log_state.rank = rank;

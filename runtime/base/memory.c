@@ -70,13 +70,15 @@ char *dt_arena_strdup(dt_arena *a, const char *s) {
 }
 
 char *dt_arena_printf(dt_arena *a, const char *fmt, ...) {
+  char small[256];
   va_list ap, again;
   va_start(ap, fmt);
   va_copy(again, ap);
-  int n = vsnprintf(NULL, 0, fmt, ap);
+  int n = vsnprintf(small, sizeof small, fmt, ap);
   va_end(ap);
   char *s = dt_arena_alloc(a, (size_t)(n < 0 ? 0 : n) + 1);
-  if (n > 0) vsnprintf(s, (size_t)n + 1, fmt, again);
+  if (n > 0 && (size_t)n < sizeof small) memcpy(s, small, (size_t)n);
+  else if (n > 0) vsnprintf(s, (size_t)n + 1, fmt, again);
   va_end(again);
   return s;
 }

@@ -32,7 +32,7 @@ struct dt_comm_vt {
    * Every rank of the communicator asks at the same time, sizes may differ. */
   dt_status (*alloc)(dt_comm *c, size_t bytes, void **p, dt_err *e);
   dt_status (*free)(dt_comm *c, void *p, dt_err *e);
-  /* Collective: ranks of equal colour, ordered by key. */
+  /* Collective: ranks of equal colour, ordered by key. A negative colour takes part and gets NULL. */
   dt_status (*split)(dt_comm *c, int color, int key, dt_comm **out, dt_err *e);
   void (*close)(dt_comm *c); /* collective; frees c */
   /* Ends the whole job with this exit code; does not return (self: exits). The message has been printed. */
@@ -47,8 +47,8 @@ struct dt_comm {
 };
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e);
-/* The world: MPI when started by an MPI launcher (loads libdtrain_mpi.so from the binary's folder or ../lib/dtrain),
- * otherwise self. DT_COMM=self refuses MPI. */
+/* The world: MPI when started by an MPI launcher (loads libdtrain_mpi.so from DT_PLUGIN_DIR, the binary's folder,
+ * ../lib/dtrain or beside dtrain.so), otherwise self. DT_COMM=self refuses MPI, DT_COMM=mpi asks for it. */
 dt_status dt_comm_world(dt_comm **out, dt_err *e);
 bool dt_comm_launched(void); /* an MPI launcher started this process */
 
@@ -72,7 +72,7 @@ void dt_commq_free(dt_commq *q);
 uint64_t dt_commq_submit(dt_commq *q, const dt_commjob *job);
 /* Wait until ticket's job is done; the first error of any job is returned by this and every later wait. */
 dt_status dt_commq_wait(dt_commq *q, uint64_t ticket, dt_err *e);
-/* Run a job on the caller's thread after all submitted ones are done. */
+/* Run a job on the caller's thread after all jobs submitted to any queue are done; their first error comes first. */
 dt_status dt_comm_run(const dt_commjob *job, dt_err *e);
 double dt_commq_busy(dt_commq *q); /* seconds spent in jobs since the last call */
 #endif

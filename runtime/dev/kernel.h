@@ -69,7 +69,11 @@ typedef struct dt_kernel {
   void (*release)(dt_call *c);
 } dt_kernel;
 
-/* The CPU's table for the best instruction set of this machine (or DT_ISA=portable|avx2|avx512), and its name. */
+/* The CPU's table for the best instruction set of this machine (or DT_ISA=portable|avx2|avx512), and its name; NULL and
+ * "none" when DT_ISA asks for what this machine or build lacks: dt_cpu_check says so, with the error. */
 const dt_kernel *dt_cpu_kernels(void);
 const char *dt_cpu_isa(void);
+dt_status dt_cpu_check(dt_err *e);
+/* The table of the named instruction set; NULL when this machine or build lacks it. */
+const dt_kernel *dt_cpu_table(const char *isa);
 #endif

@@ -34,7 +34,8 @@ typedef enum dt_level { DT_TRACED, DT_DIFFED, DT_UPDATED, DT_PRECISE, DT_PLACED,
 extern const char *const dt_level_name[DT_NLEVEL];
 
 enum { DT_NODE_DEAD = 1, DT_NODE_LAST_MICRO = 2 /* runs with the last microbatch only */, DT_NODE_RECOMPUTED = 4,
-       DT_NODE_INLINE = 8 /* communication with nothing left to overlap: on the computing thread */ };
+       DT_NODE_INLINE = 8 /* communication with nothing left to overlap: on the computing thread */,
+       DT_NODE_WIDE = 16 /* outputs that OP_ACC names are f32 though the inputs have 16 bits: set by precision, known to the shape check */ };
 
 typedef struct dt_value {
   dt_type t;
@@ -89,6 +90,8 @@ typedef struct dt_param {
   int bucket;
   dt_val compute;                 /* 16-bit copy used by forward and backward, or -1 */
   dt_val state[8];                /* optimizer states, in the optimizer's order */
+  const char *state_name[8];
+  double state_fill[8];           /* what a state starts as */
   int nstate;
   const char *file; int line;
 } dt_param;
@@ -122,6 +125,8 @@ typedef struct dt_graph {
   dt_val loss, count;             /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
   dt_val stats;                   /* f64[2] per step: sum of loss*count, sum of counts */
   dt_val norm;                    /* gradient norm, f32 scalar, or -1 */
+  int64_t rows;                   /* samples in a microbatch: the count when `count` is -1 */
+  bool plain_grad;                /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
   const char *file; int line;     /* position given to new nodes */
   dt_phase phase;                 /* phase given to new nodes */
@@ -134,6 +139,9 @@ void dt_graph_fini(dt_graph *g);
 /* Adds a node: checks arity, runs the shape rule (an error names the op, the shapes and what would fit), infers the placement
  * R. `attr` has DT_MAX_ATTR slots (dt_op_defaults fills them). out[] receives nout values. */
 dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e);
+/* The same without a shape rule and without copies, for passes that know the types (fused chains, epilogues). */
+dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out, int nout);
+bool dt_val_contiguous(const dt_graph *g, dt_val v);
 /* The forms that passes use; a failure is our own bug and aborts with the text. Attributes by name, ended by NULL:
  * dt_b(g, DT_OP_sum, 1, (dt_val[]){x}, "dims", 1, dims..) is clumsy, so the common ones are typed: */
 dt_val dt_b1(dt_graph *g, int op, dt_val a);                                  /* no attributes */
@@ -149,6 +157,10 @@ dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool
 dt_val dt_sum_to(dt_graph *g, dt_val a, const dt_type *t);                    /* undo broadcasting: sums dims until a has t's shape */
 dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name);
 
+/* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire
+ * nodes call it for every node in order. A view that its input's strides don't allow is our own bug (dt_node_add inserts the copy). */
+void dt_view_derive(dt_graph *g, dt_nid n);
+
 static inline const dt_type *dt_type_of(const dt_graph *g, dt_val v) { return &g->val.p[v].t; }
 static inline dt_node *dt_node_of(dt_graph *g, dt_val v) { return &g->node.p[g->val.p[v].node]; }
 
@@ -159,7 +171,7 @@ typedef struct dt_attr_spec { char name[24]; char kind; /* i f b d l(ist: 9 slot
 typedef struct dt_shape_ctx { /* a shape rule reads in[], attr[]; may normalise attr (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
-  const dt_type *in[64];
+  const dt_type *const *in;       /* [nin] */
   dt_attr *attr;
   dt_type out[DT_MAX_OUT];
   dt_err *e;
@@ -186,11 +198,15 @@ typedef struct dt_op_info {
   dt_attr_spec spec[10];
 } dt_op_info;
 enum { DT_EWK_ARITH, DT_EWK_FLOAT, DT_EWK_CMP, DT_EWK_SELECT, DT_EWK_CAST, DT_EWK_FULL };
+/* PyTorch's result dtype of n tensors: 0-dim ones raise it only to a higher category (bool < integer < float). */
+int dt_result_dtype(const dt_type *const *in, int n);
 const dt_op_info *dt_op(int op);                       /* valid for 1..DT_NOPS-1 */
 int dt_op_find(const char *name);                      /* DT_OP_none when unknown */
 void dt_op_defaults(int op, dt_attr *attr);            /* required ones become 0 */
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
 /* list attribute at slot s: attr[s].i is the count, attr[s+1..] the numbers */
+
+dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
 
 /* ---- verifier and printer ---- */
 /* What may occur at g->level: types agree with shape rules, phases don't run backwards, level's forbidden ops are absent. */

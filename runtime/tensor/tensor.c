@@ -81,8 +81,7 @@ float dt_f16_to_f32(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff;
   if (exp == 31) x.u = sign | 0x7f800000u | man << 13;
   else if (exp) x.u = sign | (exp + 112) << 23 | man << 13;
-  else { /* zero or subnormal: man * 2^-24 is exact */
-    x.f = (float)man * 0x1p-24f;
+  else { /* zero or subnormal: man * 2^-24 is exact */ x.f = (float)man * 0x1p-24f;
     x.u |= sign;
   }
   return x.f;
@@ -107,14 +106,14 @@ uint16_t dt_f32_to_f16(float f) {
 
 double dt_get(const void *p, int dtype, int64_t i) {
   switch (dtype) {
-  case DT_BOOL: return ((const uint8_t *)p)[i] != 0;
-  case DT_U8: return ((const uint8_t *)p)[i];
-  case DT_I32: return ((const int32_t *)p)[i];
-  case DT_I64: return (double)((const int64_t *)p)[i];
-  case DT_F16: return dt_f16_to_f32(((const uint16_t *)p)[i]);
-  case DT_BF16: return dt_bf16_to_f32(((const uint16_t *)p)[i]);
-  case DT_F32: return ((const float *)p)[i];
-  default: return ((const double *)p)[i];
+    case DT_BOOL: return ((const uint8_t *)p)[i] != 0;
+    case DT_U8: return ((const uint8_t *)p)[i];
+    case DT_I32: return ((const int32_t *)p)[i];
+    case DT_I64: return (double)((const int64_t *)p)[i];
+    case DT_F16: return dt_f16_to_f32(((const uint16_t *)p)[i]);
+    case DT_BF16: return dt_bf16_to_f32(((const uint16_t *)p)[i]);
+    case DT_F32: return ((const float *)p)[i];
+    default: return ((const double *)p)[i];
   }
 }
 
@@ -126,13 +125,13 @@ static int64_t to_int(double v, double lo, double hi, int64_t ilo, int64_t ihi) 
 
 void dt_put(void *p, int dtype, int64_t i, double v) {
   switch (dtype) {
-  case DT_BOOL: ((uint8_t *)p)[i] = v != 0; break;
-  case DT_U8: ((uint8_t *)p)[i] = (uint8_t)to_int(v, 0, 255, 0, 255); break;
-  case DT_I32: ((int32_t *)p)[i] = (int32_t)to_int(v, INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX); break;
-  case DT_I64: ((int64_t *)p)[i] = to_int(v, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX); break;
-  case DT_F16: ((uint16_t *)p)[i] = dt_f32_to_f16((float)v); break;
-  case DT_BF16: ((uint16_t *)p)[i] = dt_f32_to_bf16((float)v); break;
-  case DT_F32: ((float *)p)[i] = (float)v; break;
-  default: ((double *)p)[i] = v; break;
+    case DT_BOOL: ((uint8_t *)p)[i] = v != 0; break;
+    case DT_U8: ((uint8_t *)p)[i] = (uint8_t)to_int(v, 0, 255, 0, 255); break;
+    case DT_I32: ((int32_t *)p)[i] = (int32_t)to_int(v, INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX); break;
+    case DT_I64: ((int64_t *)p)[i] = to_int(v, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX); break;
+    case DT_F16: ((uint16_t *)p)[i] = dt_f32_to_f16((float)v); break;
+    case DT_BF16: ((uint16_t *)p)[i] = dt_f32_to_bf16((float)v); break;
+    case DT_F32: ((float *)p)[i] = (float)v; break;
+    default: ((double *)p)[i] = v; break;
   }
 }

@@ -37,6 +37,11 @@ typedef struct dt_view {
 } dt_view;
 dt_view dt_view_make(void *p, const dt_type *t); /* contiguous */
 bool dt_view_contiguous(const dt_view *v);
+/* Elements [first, first + n) of v, counted row-major, one after the other into dst. */
+void dt_view_pack(const dt_view *v, int64_t first, int64_t n, void *dst);
+/* All elements row-major into a file being written. */
+struct dt_out;
+dt_status dt_view_write(const dt_view *v, struct dt_out *o, dt_err *e);
 
 /* ---- 16-bit floats (round to nearest even; NaN stays NaN) ---- */
 static inline float dt_bf16_to_f32(uint16_t h) {

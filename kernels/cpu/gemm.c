@@ -1,0 +1,347 @@
+/* The matrix product: register tile, packing, blocking, slices for threads (see gemm.h for the three layers).
+ *
+ * Invariant: element (i, j) sums over k in ascending order inside blocks of K_KB bytes, and the blocks' sums are added in
+ * order; neither depends on the slice. Called by matmul.c, linear.c, conv.c and attention.c. */
+#ifndef T
+#include "gemm.h"
+#include "m.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum { SMALL = 150000 /* multiply-adds that one thread does in less time than waking others pays for */ };
+
+typedef int32_t lane_f32;
+typedef int64_t lane_f64;
+
+#define K_TEMPLATE "gemm.c"
+#include "k_twice.h"
+
+size_t K(gemm_ws)(void) {
+  /* a panel, a block of A, and a block of C for outputs that cannot hold sums; the f64 blocks count half as many */
+  return k_round64(K_KB * K_NR_f32) + k_round64((size_t)K_KB * K_MC) + k_round64((size_t)K_MC * K_NC * sizeof(double));
+}
+
+void K(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *ws) {
+  if (g->c.dtype == DT_F64) K(gemm_part_f64)(g, m0, m1, n0, n1, ws);
+  else K(gemm_part_f32)(g, m0, m1, n0, n1, ws);
+}
+
+void K(gemm_grid)(const k_gemm *g, int threads, int *tm, int *tn) {
+  *tm = *tn = 1;
+  double work = (double)g->m * (double)g->n * (double)g->k;
+  if (threads < 2 || work < 2.0 * SMALL) return;
+  int most = (int)K_MIN((double)threads, work / SMALL);
+  const int64_t nr = g->c.dtype == DT_F64 ? K_NR_f64 : K_NR_f32;
+  double best = 0;
+  for (int m = 1; m <= most; m++) {
+    int n = most / m;
+    double rows = (double)k_up((g->m + m - 1) / m, K_MR), cols = (double)k_up((g->n + n - 1) / n, nr);
+    double packs = (double)((int64_t)(rows + K_MC - 1) / K_MC);
+    double cost = rows * cols + 6 * packs * cols + 3 * rows; /* multiply-adds, packing of B, reading of A, for one k */
+    if (m > 1 && cost >= best) continue;
+    best = cost, *tm = m, *tn = n;
+  }
+}
+
+typedef struct gemm_run {
+  const k_gemm *g;
+  int tm, tn;
+  char *ws;
+} gemm_run;
+
+static void gemm_slice(void *ctx, int part, int parts) {
+  gemm_run *r = ctx;
+  const k_gemm *g = r->g;
+  (void)parts;
+  const int64_t nr = g->c.dtype == DT_F64 ? K_NR_f64 : K_NR_f32;
+  int i = part / r->tn, j = part % r->tn;
+  K(gemm_part)(g, k_cut(g->m, K_MR, i, r->tm), k_cut(g->m, K_MR, i + 1, r->tm), k_cut(g->n, nr, j, r->tn),
+               k_cut(g->n, nr, j + 1, r->tn), r->ws + (size_t)part * K(gemm_ws)());
+}
+
+void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws) {
+  gemm_run r = {.g = g, .ws = ws};
+  K(gemm_grid)(g, k_threads(pool), &r.tm, &r.tn);
+  if (r.tm * r.tn == 1) K(gemm_part)(g, 0, g->m, 0, g->n, ws);
+  else dt_pool_run(pool, r.tm * r.tn, gemm_slice, &r);
+}
+
+#else /* ---- once for float, once for double ---- */
+
+#define NR F(K_NR)
+#define VL (K_VB / (int)sizeof(T))
+typedef T F(vec) __attribute__((vector_size(K_VB)));
+typedef T F(vecu) __attribute__((vector_size(K_VB), aligned(sizeof(T)), may_alias));
+#define V F(vec)
+
+INLINE V F(ld)(const T *p) { return *(const F(vecu) *)p; }
+INLINE void F(st)(T *p, V v) { *(F(vecu) *)p = v; }
+
+/* ---- the register tile ---- */
+
+INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int64_t cs, const T *restrict b, T *c,
+                      int64_t ldc, bool acc, const T *bias) {
+  V s[K_MR][2];
+  UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = (V){0};
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < k; p++) {
+    V b0 = F(ld)(b), b1 = F(ld)(b + VL);
+    UNROLL for (int i = 0; i < rows; i++) {
+      V x = a[i * rs] - (V){0}; /* minus zero: a plain broadcast */
+      s[i][0] += x * b0, s[i][1] += x * b1;
+    }
+    a += cs, b += NR;
+  }
+  if (bias) {
+    V b0 = F(ld)(bias), b1 = F(ld)(bias + VL);
+    UNROLL for (int i = 0; i < rows; i++) s[i][0] += b0, s[i][1] += b1;
+  }
+  if (acc) {
+    UNROLL for (int i = 0; i < rows; i++) s[i][0] += F(ld)(c + i * ldc), s[i][1] += F(ld)(c + i * ldc + VL);
+  }
+  UNROLL for (int i = 0; i < rows; i++) F(st)(c + i * ldc, s[i][0]), F(st)(c + i * ldc + VL, s[i][1]);
+}
+
+void KF(tile)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, T *c, int64_t ldc, bool acc,
+                const T *bias) {
+#define ROWS(n) \
+  case n: F(tile_n)(n, k, a, rs, cs, b, c, ldc, acc, bias); return;
+  if (rows == K_MR) {
+    if (cs == 1) F(tile_n)(K_MR, k, a, rs, 1, b, c, ldc, acc, bias);
+    else F(tile_n)(K_MR, k, a, 1, cs, b, c, ldc, acc, bias);
+    return;
+  }
+  switch (rows) {
+    ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5)
+#if K_MR > 6
+    ROWS(6) ROWS(7)
+#endif
+  }
+#undef ROWS
+}
+
+/* ---- packing ---- */
+
+/* VL elements of a float dtype as T */
+INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
+  if (dtype == DT_BF16 || dtype == DT_F16) {
+    const uint16_t *h = (const uint16_t *)p + i;
+    V v;
+    for (int l = 0; l < VL; l++) v[l] = dtype == DT_BF16 ? m_from_bf16(h[l]) : m_from_f16(h[l]);
+    return v;
+  }
+  return F(ld)((const T *)p + i);
+}
+
+/* Transposes the square of VL vectors: for each power of two s, lanes l (with bit s) of vector i (without) change places
+ * with lanes l - s of vector i + s. */
+#define LO(l, s) ((l) & (s) ? VL + (l) - (s) : (l))
+#define HI(l, s) ((l) & (s) ? VL + (l) : (l) + (s))
+#define L2(f, l, s) f(l, s), f(l + 1, s)
+#define L4(f, l, s) L2(f, l, s), L2(f, l + 2, s)
+#define L8(f, l, s) L4(f, l, s), L4(f, l + 4, s)
+#define L16(f, l, s) L8(f, l, s), L8(f, l + 8, s)
+#if F(K_LANES) == 2
+#define LIST(f, s) L2(f, 0, s)
+#elif F(K_LANES) == 4
+#define LIST(f, s) L4(f, 0, s)
+#elif F(K_LANES) == 8
+#define LIST(f, s) L8(f, 0, s)
+#else
+#define LIST(f, s) L16(f, 0, s)
+#endif
+#define EXCHANGE(s)                                          \
+  UNROLL for (int i = 0; i < VL; i++) if (!(i & s)) {        \
+    V x = v[i], y = v[i + s];                                \
+    v[i] = __builtin_shuffle(x, y, (VI){LIST(LO, s)});       \
+    v[i + s] = __builtin_shuffle(x, y, (VI){LIST(HI, s)});   \
+  }
+INLINE void F(transpose)(V *v) {
+  typedef F(lane) VI __attribute__((vector_size(K_VB)));
+#if F(K_LANES) > 8
+  EXCHANGE(8)
+#endif
+#if F(K_LANES) > 4
+  EXCHANGE(4)
+#endif
+#if F(K_LANES) > 2
+  EXCHANGE(2)
+#endif
+  EXCHANGE(1)
+}
+#undef LIST
+
+/* columns contiguous in k: n whole columns, k a multiple of VL */
+INLINE void F(pack_t)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t ns) {
+  for (int64_t p = 0; p < k; p += VL)
+    UNROLL for (int h = 0; h < 2; h++) {
+      V v[VL];
+      UNROLL for (int j = 0; j < VL; j++) v[j] = h * VL + j < n ? F(ld_as)(src, dtype, (h * VL + j) * ns + p) : (V){0};
+      F(transpose)(v);
+      UNROLL for (int j = 0; j < VL; j++) F(st)(dst + (p + j) * NR + h * VL, v[j]);
+    }
+}
+/* rows contiguous in n: whole rows */
+INLINE void F(pack_n)(T *dst, const void *src, int dtype, int64_t k, int64_t ks) {
+  for (int64_t p = 0; p < k; p++)
+    for (int h = 0; h < 2; h++) F(st)(dst + p * NR + h * VL, F(ld_as)(src, dtype, p * ks + h * VL));
+}
+
+void KF(pack)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t ks, int64_t ns) {
+  const int own = sizeof(T) == 8 ? DT_F64 : DT_F32;
+  int64_t done = 0;
+  if (ns == 1 && n == NR) {
+    done = k;
+    if (dtype == own) F(pack_n)(dst, src, own, k, ks);
+    else if (sizeof(T) == 4 && dtype == DT_BF16) F(pack_n)(dst, src, DT_BF16, k, ks);
+    else if (sizeof(T) == 4 && dtype == DT_F16) F(pack_n)(dst, src, DT_F16, k, ks);
+    else done = 0;
+  } else if (ks == 1) {
+    done = k / VL * VL;
+    if (dtype == own && n == NR) F(pack_t)(dst, src, own, done, NR, ns);
+    else if (dtype == own) F(pack_t)(dst, src, own, done, n, ns);
+    else if (sizeof(T) == 4 && dtype == DT_BF16) F(pack_t)(dst, src, DT_BF16, done, n, ns);
+    else if (sizeof(T) == 4 && dtype == DT_F16) F(pack_t)(dst, src, DT_F16, done, n, ns);
+    else done = 0;
+  }
+  for (int64_t p = done; p < k; p++) {
+    K_LOAD(dst + p * NR, k_at(src, dtype, p * ks), dtype, ns, n);
+    for (int64_t j = n; j < NR; j++) dst[p * NR + j] = 0;
+  }
+}
+
+/* a[mc, kc] in the compute type for the tile: rows as they are where k is contiguous, else K_MR rows side by side. Gives the
+ * strides; the first of row i (a multiple of K_MR) is at *step * i */
+static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_t mc, int64_t kc, int64_t *rs, int64_t *cs,
+                          int64_t *step) {
+  const int own = sizeof(T) == 8 ? DT_F64 : DT_F32;
+  const char *src = k_at(a->p, a->dtype, i0 * a->rs + p0 * a->cs);
+  if (a->cs == 1 || (a->rs != 1 && a->dtype != own)) {
+    *rs = *step = a->rs, *cs = 1;
+    if (a->dtype == own) return (const T *)src;
+    *rs = *step = kc;
+    for (int64_t i = 0; i < mc; i++) K_LOAD(dst + i * kc, k_at(src, a->dtype, i * a->rs), a->dtype, a->cs, kc);
+    return dst;
+  }
+  *rs = 1, *cs = K_MR, *step = kc;
+  enum { P = 8 };
+  T row[P][K_MC];
+  for (int64_t p = 0; p < kc; p += P) {
+    int np = (int)K_MIN(P, kc - p);
+    const T *from[P];
+    for (int q = 0; q < np; q++) {
+      const void *r = k_at(src, a->dtype, (p + q) * a->cs);
+      from[q] = r;
+      if (a->dtype == own && a->rs == 1) continue;
+      K_LOAD(row[q], r, a->dtype, a->rs, mc);
+      from[q] = row[q];
+    }
+    for (int64_t i = 0; i < mc; i += K_MR) {
+      T *d = dst + i * kc + p * K_MR;
+      if (mc - i >= K_MR)
+        for (int q = 0; q < np; q++)
+          UNROLL for (int r = 0; r < K_MR; r++) d[q * K_MR + r] = from[q][i + r];
+      else
+        for (int q = 0; q < np; q++)
+          for (int r = 0; r < mc - i; r++) d[q * K_MR + r] = from[q][i + r];
+    }
+  }
+  return dst;
+}
+
+/* ---- blocks ---- */
+
+/* The next panel's source is asked for while the tiles of this one run: lines of `run` bytes apart inside a row (or column),
+ * rows `stride` bytes apart, a few lines for each tile. */
+typedef struct F(ahead) {
+  const char *p;
+  int64_t step, left, each, lines, line;
+} F(ahead);
+INLINE F(ahead) F(ahead_of)(const k_gemm *g, int64_t p0, int64_t j, int64_t kc, int64_t n1, int64_t tiles) {
+  const int64_t z = (int64_t)dt_dtype_size(g->b.dtype);
+  F(ahead) f = {0};
+  if (j >= n1) return f;
+  bool t = g->b.rs == 1;
+  int64_t rows = t ? K_MIN(NR, n1 - j) : kc, bytes = (t ? kc : K_MIN(NR, n1 - j)) * z;
+  f.p = k_at(g->b.p, g->b.dtype, p0 * g->b.rs + j * g->b.cs);
+  f.step = (t ? g->b.cs : g->b.rs) * z;
+  f.lines = (bytes + 63) / 64, f.left = rows * f.lines;
+  f.each = (f.left + tiles - 1) / tiles;
+  return f;
+}
+INLINE void F(fetch)(F(ahead) *f) {
+  for (int64_t q = K_MIN(f->each, f->left); q > 0; q--) {
+    __builtin_prefetch(f->p + f->line * 64, 0, 3);
+    f->left--;
+    if (++f->line == f->lines) f->line = 0, f->p += f->step;
+  }
+}
+
+void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *ws) {
+  const int own = sizeof(T) == 8 ? DT_F64 : DT_F32;
+  if (m0 >= m1 || n0 >= n1) return;
+  T *panel = ws, *ap = panel + K_KB / sizeof(T) * NR, *hold = ap + K_KB / sizeof(T) * K_MC;
+  K_ALIGN T edge[K_MR * NR], bias[NR];
+  const bool direct = g->c.dtype == own && g->c.cs == 1;
+  const int64_t nb = direct ? n1 - n0 : K_NC;
+  const int64_t kblocks = K_MAX(1, (g->k + K_KB / (int64_t)sizeof(T) - 1) / (K_KB / (int64_t)sizeof(T)));
+  const int64_t kb = k_up((g->k + kblocks - 1) / kblocks, 8);
+  const int64_t mblocks = (m1 - m0 + K_MC - 1) / K_MC, mb = k_up((m1 - m0 + mblocks - 1) / mblocks, K_MR);
+  for (int64_t i0 = m0; i0 < m1; i0 += mb) {
+    const int64_t mc = K_MIN(mb, m1 - i0);
+    for (int64_t j0 = n0; j0 < n1; j0 += nb) {
+      const int64_t nc = K_MIN(nb, n1 - j0);
+      T *c = direct ? (T *)g->c.p + i0 * g->c.rs + j0 : hold;
+      const int64_t ldc = direct ? g->c.rs : K_NC;
+      for (int64_t p0 = 0; p0 < g->k || p0 == 0; p0 += kb) {
+        const int64_t kc = K_MIN(kb, g->k - p0);
+        const bool acc = p0 > 0 || (direct && g->acc), last = p0 + kc >= g->k;
+        int64_t rs, cs, step;
+        const T *a = F(pack_a)(ap, &g->a, i0, p0, mc, kc, &rs, &cs, &step);
+        for (int64_t j = 0; j < nc; j += NR) {
+          const int64_t w = K_MIN(NR, nc - j);
+          KF(pack)(panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs,
+                     g->b.cs);
+          const T *add = NULL;
+          if (last && g->bias.p) {
+            K_LOAD(bias, k_at(g->bias.p, g->bias.dtype, (j0 + j) * g->bias.cs), g->bias.dtype, g->bias.cs, w);
+            for (int64_t q = w; q < NR; q++) bias[q] = 0;
+            add = bias;
+          }
+          F(ahead) next = F(ahead_of)(g, p0, j0 + j + NR, kc, n1, (mc + K_MR - 1) / K_MR);
+          for (int64_t i = 0; i < mc; i += K_MR) {
+            const int rows = (int)K_MIN(K_MR, mc - i);
+            F(fetch)(&next);
+            if (w == NR || !direct) {
+              KF(tile)(rows, kc, a + i * step, rs, cs, panel, c + i * ldc + j, ldc, acc, add);
+              continue;
+            }
+            KF(tile)(rows, kc, a + i * step, rs, cs, panel, edge, NR, false, add);
+            for (int r = 0; r < rows; r++)
+              for (int64_t q = 0; q < w; q++) {
+                T *d = c + (i + r) * ldc + j + q;
+                *d = acc ? *d + edge[r * NR + q] : edge[r * NR + q];
+              }
+          }
+        }
+      }
+      if (direct) continue;
+      for (int64_t i = 0; i < mc; i++) {
+        void *d = k_at(g->c.p, g->c.dtype, (i0 + i) * g->c.rs + j0 * g->c.cs);
+        T *s = hold + i * K_NC;
+        if (g->acc) {
+          T old[K_NC];
+          K_LOAD(old, d, g->c.dtype, g->c.cs, nc);
+          for (int64_t q = 0; q < nc; q++) s[q] += old[q];
+        }
+        K_STORE(d, g->c.dtype, g->c.cs, s, nc);
+      }
+    }
+  }
+}
+
+#undef NR
+#undef VL
+#undef V
+#endif

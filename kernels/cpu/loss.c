@@ -1,0 +1,110 @@
+/* Cross-entropy of logits [rows, classes] against class labels [rows], forward and backward.
+ *
+ * Rows whose label is ignore_index count for nothing. Any other label outside 0..classes-1 makes the loss NaN (the executor
+ * reports a loss that is not finite) and touches no memory outside the row. Losses of rows are kept in f64 and added in
+ * order, so the result does not depend on threads. Called through the op table. */
+#ifndef T
+#include "k.h"
+#include "m.h"
+
+typedef struct loss {
+  const dt_view *x, *label, *y; /* y: gradient of the logits */
+  void *lse;                    /* [rows] of the compute type */
+  double *row_loss;             /* [rows] */
+  int64_t classes, ignore;
+  double smooth, scale;
+  char *buf; /* one row a thread */
+} loss;
+
+#define K_TEMPLATE "loss.c"
+#include "k_twice.h"
+
+static int64_t classes_of(const dt_view *x) { return x->t.nd ? x->t.dim[x->t.nd - 1] : 1; }
+static size_t workspace(const dt_call *c, int threads) {
+  const dt_view *x = &c->in[0];
+  return k_round64((size_t)dt_numel(&c->in[1].t) * sizeof(double)) +
+         (size_t)threads * k_round64((size_t)classes_of(x) * k_csize(x->t.dtype));
+}
+static loss setup(dt_call *c) {
+  loss q = {.x = &c->in[0], .label = &c->in[1], .ignore = c->attr[0].i, .smooth = c->attr[1].f, .row_loss = c->ws};
+  q.classes = classes_of(q.x);
+  q.buf = (char *)c->ws + k_round64((size_t)dt_numel(&q.label->t) * sizeof(double));
+  return q;
+}
+static void run(dt_call *c) {
+  loss q = setup(c);
+  const int64_t rows = dt_numel(&q.label->t);
+  int64_t count = 0;
+  double sum = 0;
+  q.lse = c->out[2].p;
+  k_par(c->pool, rows, k_grain(12 * q.classes), q.x->t.dtype == DT_F64 ? rows_f64 : rows_f32, &q);
+  for (int64_t r = 0; r < rows; r++)
+    if (k_id(q.label->p, q.label->t.dtype, r) != q.ignore) sum += q.row_loss[r], count++;
+  dt_put(c->out[0].p, c->out[0].t.dtype, 0, count ? sum / (double)count : 0);
+  dt_put(c->out[1].p, c->out[1].t.dtype, 0, (double)count);
+}
+const dt_kernel K(kernel_cross_entropy) = {.run = run, .workspace = workspace};
+
+static void run_bwd(dt_call *c) {
+  loss q = setup(c);
+  const double count = dt_get(c->in[3].p, c->in[3].t.dtype, 0), gloss = dt_get(c->in[4].p, c->in[4].t.dtype, 0);
+  q.y = &c->out[0], q.lse = c->in[2].p, q.scale = count > 0 ? gloss / count : 0;
+  k_par(c->pool, dt_numel(&q.label->t), k_grain(12 * q.classes), q.x->t.dtype == DT_F64 ? bwd_f64 : bwd_f32, &q);
+}
+const dt_kernel K(kernel_cross_entropy_bwd) = {.run = run_bwd, .workspace = workspace};
+#else
+
+static const T *F(row)(const loss *q, int64_t r, T *buf) {
+  if (dt_dtype_size(q->x->t.dtype) == sizeof(T)) return (const T *)q->x->p + r * q->classes;
+  K_LOAD(buf, k_at(q->x->p, q->x->t.dtype, r * q->classes), q->x->t.dtype, 1, q->classes);
+  return buf;
+}
+
+static void F(rows)(void *ctx, int64_t begin, int64_t end, int part) {
+  const loss *q = ctx;
+  const int64_t n = q->classes;
+  T *buf = (T *)(void *)(q->buf + (size_t)part * k_round64((size_t)n * sizeof(T)));
+  for (int64_t r = begin; r < end; r++) {
+    const T *x = F(row)(q, r, buf);
+    const int64_t label = k_id(q->label->p, q->label->t.dtype, r);
+    T m, s;
+    M_GREATEST(T, m, n, x[i]);
+    M_SUM(T, s, n, m_exp(x[i] - m));
+    const double log_s = log((double)s);
+    ((T *)q->lse)[r] = (T)((double)m + log_s);
+    if (label == q->ignore) continue;
+    if (label < 0 || label >= n) {
+      q->row_loss[r] = NAN;
+      continue;
+    }
+    double l = ((double)m - (double)x[label]) + log_s;
+    if (q->smooth != 0) {
+      M_SUM(T, s, n, m - x[i]);
+      l = (1 - q->smooth) * l + q->smooth * ((double)s / (double)n + log_s);
+    }
+    q->row_loss[r] = l;
+  }
+}
+
+/* (softmax - target) scale; y may be the logits */
+static void F(bwd)(void *ctx, int64_t begin, int64_t end, int part) {
+  const loss *q = ctx;
+  const int64_t n = q->classes;
+  T *buf = (T *)(void *)(q->buf + (size_t)part * k_round64((size_t)n * sizeof(T)));
+  const int dtype = q->y->t.dtype;
+  const bool direct = dt_dtype_size(dtype) == sizeof(T);
+  const T scale = (T)q->scale, even = (T)(q->smooth / (double)n);
+  for (int64_t r = begin; r < end; r++) {
+    const int64_t label = k_id(q->label->p, q->label->t.dtype, r);
+    T *y = direct ? (T *)q->y->p + r * n : buf;
+    if (label == q->ignore) {
+      for (int64_t i = 0; i < n; i++) y[i] = 0;
+    } else {
+      const T *x = F(row)(q, r, buf), lse = ((const T *)q->lse)[r];
+      K_IVDEP for (int64_t i = 0; i < n; i++) y[i] = (m_exp(x[i] - lse) - even) * scale;
+      if (label >= 0 && label < n) y[label] -= (T)(1 - q->smooth) * scale;
+    }
+    if (!direct) K_STORE(k_at(q->y->p, dtype, r * n), dtype, 1, y, n);
+  }
+}
+#endif

@@ -1,0 +1,88 @@
+/* Rows of any dtype to and from the compute types, and the arithmetic of iteration spaces (k.h). Called by every kernel of
+ * kernels/cpu/; never allocates, never starts threads. */
+#include "k.h"
+#include "m.h"
+
+#define R_ID(v) (v)
+/* one loop for stride 1, which vectorises; one for the rest; a repeated element is converted once */
+#define R_LOAD(D, S, FROM)                                              \
+  do {                                                                  \
+    const S *s = p;                                                     \
+    if (stride == 1)                                                    \
+      K_IVDEP for (int64_t i = 0; i < n; i++) dst[i] = (D)FROM(s[i]);   \
+    else if (stride == 0) {                                             \
+      const D v = (D)FROM(*s);                                          \
+      for (int64_t i = 0; i < n; i++) dst[i] = v;                       \
+    } else                                                              \
+      for (int64_t i = 0; i < n; i++) dst[i] = (D)FROM(s[i * stride]);  \
+  } while (0)
+#define R_STORE(S, TO)                                                  \
+  do {                                                                  \
+    S *d = p;                                                           \
+    if (stride == 1)                                                    \
+      K_IVDEP for (int64_t i = 0; i < n; i++) d[i] = TO(src[i]);        \
+    else                                                                \
+      for (int64_t i = 0; i < n; i++) d[i * stride] = TO(src[i]);       \
+  } while (0)
+#define R_BOOL(v) ((v) != 0)
+#define R_U8(v) ((uint8_t)(int64_t)(v))
+#define R_I32(v) ((int32_t)(v))
+#define R_I64(v) ((int64_t)(v))
+
+#define R_LOADER(name, D)                                                                \
+  void K(name)(D *dst, const void *p, int dtype, int64_t stride, int64_t n) {            \
+    if (n <= 0) return;                                                                  \
+    switch (dtype) {                                                                     \
+      case DT_BOOL: R_LOAD(D, uint8_t, R_BOOL); return;                                  \
+      case DT_U8: R_LOAD(D, uint8_t, R_ID); return;                                      \
+      case DT_I32: R_LOAD(D, int32_t, R_ID); return;                                     \
+      case DT_I64: R_LOAD(D, int64_t, R_ID); return;                                     \
+      case DT_F16: R_LOAD(D, uint16_t, m_from_f16); return;                              \
+      case DT_BF16: R_LOAD(D, uint16_t, m_from_bf16); return;                            \
+      case DT_F32: R_LOAD(D, float, R_ID); return;                                       \
+      case DT_F64: R_LOAD(D, double, R_ID); return;                                      \
+    }                                                                                    \
+  }
+R_LOADER(load_f32, float)
+R_LOADER(load_f64, double)
+R_LOADER(load_i64, int64_t)
+
+#define R_STORER(name, D)                                                                \
+  void K(name)(void *p, int dtype, int64_t stride, const D *src, int64_t n) {            \
+    if (n <= 0) return;                                                                  \
+    switch (dtype) {                                                                     \
+      case DT_BOOL: R_STORE(uint8_t, R_BOOL); return;                                    \
+      case DT_U8: R_STORE(uint8_t, R_U8); return;                                        \
+      case DT_I32: R_STORE(int32_t, R_I32); return;                                      \
+      case DT_I64: R_STORE(int64_t, R_I64); return;                                      \
+      case DT_F16: R_STORE(uint16_t, m_to_f16); return;                                  \
+      case DT_BF16: R_STORE(uint16_t, m_to_bf16); return;                                \
+      case DT_F32: R_STORE(float, R_ID); return;                                         \
+      case DT_F64: R_STORE(double, R_ID); return;                                        \
+    }                                                                                    \
+  }
+R_STORER(store_f32, float)
+R_STORER(store_f64, double)
+
+int K(collapse)(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]) {
+  int m = 0;
+  for (int d = 0; d < nd; d++) {
+    if (dim[d] == 1) continue;
+    bool join = m > 0;
+    for (int k = 0; k < n && join; k++) join = stride[k][m - 1] == stride[k][d] * dim[d];
+    if (!join) m++;
+    dim[m - 1] = join ? dim[m - 1] * dim[d] : dim[d];
+    for (int k = 0; k < n; k++) stride[k][m - 1] = stride[k][d];
+  }
+  if (m == 0) {
+    dim[0] = 1, m = 1;
+    for (int k = 0; k < n; k++) stride[k][0] = 0;
+  }
+  return m;
+}
+
+void K(broadcast_strides)(const dt_view *v, int nd, const int64_t *dim, int64_t *stride) {
+  int lead = nd - v->t.nd;
+  for (int d = 0; d < nd; d++)
+    stride[d] = d < lead || (v->t.dim[d - lead] == 1 && dim[d] != 1) ? 0 : v->stride[d - lead];
+}

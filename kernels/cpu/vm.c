@@ -1,0 +1,285 @@
+/* The vector machine: runs the program of a fused elementwise chain over blocks that stay in the first-level cache, one
+ * compiled loop for each instruction. Optimizer updates, activations, residuals and epilogues all run here.
+ *
+ * vm_new analyses a program for given operands, once: dims that all operands walk as one are joined; values that are the
+ * same for every element are computed once a call; contiguous operands of the compute type are read and written where they
+ * lie; the rest goes through blocks. Each value of the program then has a slot, and an instruction is a loop with four
+ * slots. Invariant: an output is only written where it lies when no later instruction reads memory that it covers, so
+ * outputs may be the same memory as inputs.
+ *
+ * Called by the executor through the table (run, prepare, release) and by products for their epilogues (k.h). */
+#include <limits.h>
+#include "k.h"
+#include "m.h"
+
+/* Elements a block: what a program works on at a time, blocks and memory in place together, fits in V_L1_BYTES. A space
+ * with rows of V_ROW elements or more is walked row by row, so that operands repeated along rows serve in place. */
+enum { V_L1_BYTES = 24576, V_BLOCK_MAX = 1024, V_BLOCK_MIN = 64, V_ROW = 192, V_UNIT = 256 };
+
+typedef struct v_operand {
+  void *p;
+  uint8_t dtype;
+  bool flat;     /* element i of the space is element i of memory */
+  bool in_place; /* memory of the compute type, used as it lies */
+  bool scalar;   /* input: one value for the whole space. Output: such a value is stored */
+  int slot;      /* of the value loaded or stored */
+  int home;      /* block of its own, where it needs one */
+  int64_t stride[DT_MAX_DIM];
+} v_operand;
+
+typedef void v_loop_f32(float *d, const float *pa, const float *pb, const float *pc, int64_t n, const double *imm);
+typedef void v_loop_f64(double *d, const double *pa, const double *pb, const double *pc, int64_t n, const double *imm);
+typedef struct v_ins {
+  union {
+    v_loop_f32 *fn_f32;
+    v_loop_f64 *fn_f64;
+  } loop;
+  int d, a, b, c; /* slots */
+  double imm[2];
+} v_ins;
+
+struct k_vm {
+  bool f64, by_row; /* by_row: blocks do not cross the end of a row */
+  int nin, nout, nins, nuniform; /* the first nuniform instructions are run once a call, on scalars */
+  int nscalar, nblock, scalar0, block0;
+  int nd;
+  int64_t dim[DT_MAX_DIM], count, block, grain;
+  v_operand *in, *out;
+  v_ins *ins;
+};
+
+/* Coordinates of element b of the space into at[]; returns its offset in operand o. */
+static inline int64_t v_locate(const k_vm *v, const v_operand *o, int64_t b, int64_t *at) {
+  int64_t off = 0;
+  for (int d = v->nd - 1; d > 0; d--) {
+    int64_t q = b / v->dim[d];
+    at[d] = b - q * v->dim[d];
+    off += at[d] * o->stride[d];
+    b = q;
+  }
+  at[0] = b;
+  return off + b * o->stride[0];
+}
+
+/* at[] goes to the start of the next row; returns the offset there */
+static inline int64_t v_next_row(const k_vm *v, const v_operand *o, int64_t *at) {
+  at[v->nd - 1] = 0;
+  for (int d = v->nd - 2; d >= 0; d--) {
+    if (++at[d] < v->dim[d]) break;
+    if (d > 0) at[d] = 0;
+  }
+  int64_t off = 0;
+  for (int d = 0; d < v->nd - 1; d++) off += at[d] * o->stride[d];
+  return off;
+}
+
+#define K_TEMPLATE "vm_loops.h"
+#include "k_twice.h"
+
+static const struct v_op {
+  uint8_t arity, flops;
+} v_ops[DT_NEW] = {
+#define EW(name, nin, attr, kind, grad, flops, ...) {nin, flops},
+#include "../elementwise.def"
+#undef EW
+};
+
+/* ---- analysis ---- */
+
+/* one value of the program: an input, or what an instruction computes */
+typedef struct v_value {
+  bool scalar;
+  int def;  /* instruction, -1 for an input */
+  int last; /* last instruction that reads it; INT_MAX when an output stores it at the end of the block */
+  int slot;
+} v_value;
+
+static void v_bytes(const dt_view *v, uintptr_t *lo, uintptr_t *hi) {
+  int64_t top = 0, bottom = 0;
+  for (int d = 0; d < v->t.nd; d++) *(v->stride[d] < 0 ? &bottom : &top) += (v->t.dim[d] - 1) * v->stride[d];
+  *lo = (uintptr_t)k_at(v->p, v->t.dtype, bottom), *hi = (uintptr_t)k_at(v->p, v->t.dtype, top + 1);
+}
+
+static bool v_overlap(const dt_view *a, const dt_view *b) {
+  uintptr_t alo, ahi, blo, bhi;
+  v_bytes(a, &alo, &ahi), v_bytes(b, &blo, &bhi);
+  return alo < bhi && blo < ahi;
+}
+
+static bool v_flat(const k_vm *v, const int64_t *stride) {
+  int64_t want = 1;
+  for (int d = v->nd - 1; d >= 0; want *= v->dim[d--])
+    if (v->dim[d] != 1 && stride[d] != want) return false;
+  return true;
+}
+
+/* Joins the dims of the space and says of each operand how it is walked. */
+static void v_operands(k_vm *v, const dt_vm *vm, const dt_view *in, const dt_view *out) {
+  int64_t(*stride)[DT_MAX_DIM] = dt_xalloc((size_t)(v->nin + v->nout + 1) * sizeof *stride);
+  int64_t *which[DT_MAX_IN + DT_MAX_OUT];
+  int n = 0, type = v->f64 ? DT_F64 : DT_F32, nd = vm->space.nd;
+  memcpy(v->dim, vm->space.dim, sizeof v->dim);
+  for (int i = 0; i < v->nin + v->nout; i++) {
+    v_operand *o = i < v->nin ? &v->in[i] : &v->out[i - v->nin];
+    const dt_view *w = i < v->nin ? &in[i] : &out[i - v->nin];
+    o->p = w->p, o->dtype = w->t.dtype;
+    K(broadcast_strides)(w, nd, v->dim, stride[n]);
+    o->scalar = i < v->nin;
+    for (int d = 0; d < nd; d++) o->scalar &= v->dim[d] == 1 || stride[n][d] == 0;
+    if (!o->scalar) which[n++] = o->stride;
+  }
+  v->nd = K(collapse)(nd, v->dim, n, stride);
+  for (int k = 0; k < n; k++) memcpy(which[k], stride[k], sizeof stride[k]);
+  free(stride);
+  bool all_flat = true;
+  for (int i = 0; i < v->nin + v->nout; i++) {
+    v_operand *o = i < v->nin ? &v->in[i] : &v->out[i - v->nin];
+    o->flat = v_flat(v, o->stride);
+    all_flat &= o->scalar || o->flat;
+  }
+  v->by_row = !all_flat && v->dim[v->nd - 1] >= V_ROW;
+  for (int i = 0; i < v->nin + v->nout; i++) {
+    v_operand *o = i < v->nin ? &v->in[i] : &v->out[i - v->nin];
+    o->in_place = !o->scalar && o->dtype == type && (o->flat || (v->by_row && o->stride[v->nd - 1] == 1));
+  }
+}
+
+/* Whether output o's memory may be written by instruction `def`, before the instructions after it have run. */
+static bool v_may_write(const k_vm *v, const v_value *val, const dt_view *in, const dt_view *out, int o, int def) {
+  for (int i = 0; i < v->nin; i++)
+    if (v->in[i].in_place && val[i].last > def && v_overlap(&in[i], &out[o])) return false;
+  return true;
+}
+
+k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
+  const int nval = vm->nin + vm->nins;
+  k_vm *v = dt_xalloc(sizeof *v + (size_t)(vm->nin + vm->nout) * sizeof(v_operand) + (size_t)vm->nins * sizeof(v_ins));
+  v->in = (v_operand *)(v + 1), v->out = v->in + vm->nin, v->ins = (v_ins *)(v->out + vm->nout);
+  v->f64 = vm->f64, v->nin = vm->nin, v->nout = vm->nout, v->count = dt_numel(&vm->space);
+  if (v->count == 0) return v;
+  v_operands(v, vm, in, out);
+
+  /* values: which register holds which, who reads them last, which are the same everywhere */
+  v_value *val = dt_xalloc((size_t)(nval + 1) * sizeof *val);
+  int *reg = dt_xalloc((size_t)(K_MAX(vm->nreg, vm->nin) + 1) * sizeof *reg);
+  int(*arg)[4] = dt_xalloc((size_t)(vm->nins + 1) * sizeof *arg); /* values: result, operands; result -1: no instruction */
+  int *free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *free_block), nfree = 0;
+  for (int i = 0; i < vm->nin; i++) reg[i] = i, val[i] = (v_value){v->in[i].scalar, -1, -1, i};
+  int64_t cost = vm->nin + vm->nout;
+  for (int j = 0; j < vm->nins; j++) {
+    const dt_vmi *s = &vm->ins[j];
+    if (s->op == DT_EW_cast && (s->imm[0] == DT_F64 || (!v->f64 && s->imm[0] == DT_F32))) { /* changes nothing here */
+      arg[j][0] = -1, reg[s->dst] = reg[s->a];
+      continue;
+    }
+    const int16_t r[3] = {s->a, s->b, s->c};
+    v_value *d = &val[vm->nin + j];
+    *d = (v_value){true, j, j, -1};
+    for (int k = 0; k < v_ops[s->op].arity; k++) {
+      arg[j][k + 1] = reg[r[k]];
+      val[reg[r[k]]].last = j;
+      d->scalar &= val[reg[r[k]]].scalar;
+    }
+    arg[j][0] = vm->nin + j, reg[s->dst] = vm->nin + j;
+    if (!d->scalar) cost += 1 + v_ops[s->op].flops;
+  }
+  v->grain = k_grain(cost);
+
+  /* outputs: written where they lie by the instruction that computes them, or stored at the end of each block. An input
+   * that is itself stored must be saved from the other outputs. */
+  for (int o = 0; o < v->nout; o++) {
+    v_value *x = &val[reg[vm->out[o]]];
+    for (int q = 0; x->def < 0 && q < v->nout; q++)
+      if (q != o && v_overlap(&in[x - val], &out[q])) v->in[x - val].in_place = false;
+    if (x->def < 0) x->last = INT_MAX;
+  }
+  v->scalar0 = v->nin + v->nout;
+  for (int o = 0; o < v->nout; o++) {
+    v_value *x = &val[reg[vm->out[o]]];
+    v_operand *w = &v->out[o];
+    w->scalar = x->scalar;
+    w->in_place = w->in_place && !x->scalar && x->def >= 0 && x->slot < 0 && v_may_write(v, val, in, out, o, x->def);
+    if (w->in_place) x->slot = v->nin + o;
+    x->last = INT_MAX;
+  }
+
+  /* slots for the rest: scalars each their own, blocks until the last reader has run */
+  for (int i = 0; i < vm->nin; i++) {
+    if (val[i].scalar) val[i].slot = v->scalar0 + v->nscalar++;
+    else if (!v->in[i].in_place) v->in[i].home = v->nblock++;
+    v->in[i].slot = val[i].slot;
+  }
+  for (int j = 0; j < vm->nins; j++)
+    if (arg[j][0] >= 0 && val[arg[j][0]].scalar) val[arg[j][0]].slot = v->scalar0 + v->nscalar++;
+  v->block0 = v->scalar0 + v->nscalar;
+  for (int pass = 0; pass < 2; pass++) /* scalar instructions first */
+    for (int j = 0; j < vm->nins; j++) {
+      if (arg[j][0] < 0 || val[arg[j][0]].scalar != !pass) continue;
+      const dt_vmi *s = &vm->ins[j];
+      v_ins *w = &v->ins[v->nins++];
+      const int arity = v_ops[s->op].arity;
+      int *slot[3] = {&w->a, &w->b, &w->c}, mask = 0;
+      for (int k = 0; k < arity; k++) {
+        const v_value *x = &val[arg[j][k + 1]];
+        bool again = false;
+        for (int q = 0; q < k; q++) again |= arg[j][q + 1] == arg[j][k + 1];
+        *slot[k] = x->slot;
+        mask |= (pass && x->scalar) << k;
+        if (x->last != j || again || x->scalar) continue;
+        if (x->slot >= v->block0) free_block[nfree++] = x->slot - v->block0;
+        else if (x->def < 0 && !v->in[x - val].in_place) free_block[nfree++] = v->in[x - val].home;
+      }
+      v_value *d = &val[arg[j][0]];
+      if (d->slot < 0) d->slot = v->block0 + (nfree ? free_block[--nfree] : v->nblock++);
+      if (pass && d->last == j && d->slot >= v->block0) free_block[nfree++] = d->slot - v->block0; /* nobody reads it */
+      w->d = d->slot;
+      memcpy(w->imm, s->imm, sizeof w->imm);
+      if (v->f64) w->loop.fn_f64 = s->op == DT_EW_cast ? v_casts_f64[(int)s->imm[0]] : v_loops_f64[s->op][mask];
+      else w->loop.fn_f32 = s->op == DT_EW_cast ? v_casts_f32[(int)s->imm[0]] : v_loops_f32[s->op][mask];
+      if (!pass) v->nuniform++;
+    }
+  int touched = 0;
+  for (int i = 0; i < v->nin; i++) touched += v->in[i].in_place;
+  for (int o = 0; o < v->nout; o++) {
+    v->out[o].slot = val[reg[vm->out[o]]].slot;
+    if (v->out[o].scalar) v->out[o].home = v->nblock++;
+    else touched += v->out[o].in_place;
+  }
+  touched += v->nblock;
+  v->block = V_L1_BYTES / (K_MAX(touched, 1) * (v->f64 ? 8 : 4)) / 64 * 64;
+  v->block = K_MAX(V_BLOCK_MIN, K_MIN(v->block, V_BLOCK_MAX));
+  v->block = K_MIN(v->block, (v->count + 15) / 16 * 16);
+  free(val), free(reg), free(arg), free(free_block);
+  return v;
+}
+
+void K(vm_free)(k_vm *v) { free(v); }
+
+void K(vm_range)(const k_vm *v, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  if (v->f64) v_range_f64(v, begin, end);
+  else v_range_f32(v, begin, end);
+}
+
+/* ---- the kernel ---- */
+static void units(void *ctx, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const k_vm *v = ctx;
+  K(vm_range)(v, begin * V_UNIT, K_MIN(end * V_UNIT, v->count));
+}
+static void run(dt_call *c) {
+  const k_vm *v = c->prep;
+  if (v->count <= v->grain) K(vm_range)(v, 0, v->count);
+  else k_par(c->pool, (v->count + V_UNIT - 1) / V_UNIT, (v->grain + V_UNIT - 1) / V_UNIT, units, c->prep);
+}
+static dt_status prepare(dt_call *c, dt_err *e) {
+  (void)e;
+  c->prep = K(vm_new)(c->vm, c->in, c->out);
+  return DT_OK;
+}
+static void release(dt_call *c) {
+  K(vm_free)(c->prep);
+  c->prep = NULL;
+}
+const dt_kernel K(kernel_vm) = {.run = run, .prepare = prepare, .release = release};
+const dt_kernel K(kernel_fused) = {.run = run, .prepare = prepare, .release = release};

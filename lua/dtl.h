@@ -1,0 +1,167 @@
+/* Floor 8: what the files of lua/ share: positions and errors, argument checks, and the boxes that Lua holds.
+ *
+ * Discipline of a binding, in this order: check arguments; push an empty box; call the core; on failure raise; fill the box by
+ * plain stores. Nothing that must be freed is held by a C local across a call that can raise. Functions named dtl_ may longjmp. */
+#ifndef DTL_H
+#define DTL_H
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+
+#include "dt.h"
+
+#define DTL_TENSOR "dtrain.tensor"
+#define DTL_SYMBOL "dtrain.symbol"
+#define DTL_GRAPH "dtrain.graph"
+#define DTL_PLAN "dtrain.plan"
+#define DTL_EXEC "dtrain.exec"
+#define DTL_DATASET "dtrain.dataset"
+#define DTL_LOADER "dtrain.loader"
+
+/* ---- positions and errors (l_core.c) ---- */
+/* The innermost Lua frame outside the standard library; false when there is none. */
+bool dtl_frame(lua_State *L, char *file, size_t n, int *line);
+/* "file:line" of that frame, else what core.position's function says, else "". Returns buf. */
+const char *dtl_where(lua_State *L, char *buf, size_t n);
+/* Raise "where: text". They never return. */
+_Noreturn void dtl_fail(lua_State *L, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+_Noreturn void dtl_raise(lua_State *L, const dt_err *e);
+#define DTL_TRY(L, e, x) \
+  do {                   \
+    if (x) dtl_raise(L, e); \
+  } while (0)
+
+/* ---- argument checks (l_args.c). fn names the function in messages, arg is the number that the user counts ---- */
+const char *dtl_kind(lua_State *L, int i); /* "a table", "nil", "a tensor", ... */
+_Noreturn void dtl_bad_arg(lua_State *L, const char *fn, int arg, const char *want, int i);
+int64_t dtl_int(lua_State *L, const char *fn, int arg, int i);
+double dtl_num(lua_State *L, const char *fn, int arg, int i);
+const char *dtl_text(lua_State *L, const char *fn, int arg, int i);
+int dtl_dtype(lua_State *L, const char *fn, int arg, int i);
+int dtl_opt_dtype(lua_State *L, const char *fn, int arg, int i, int otherwise);
+/* A list of whole numbers, or one number; returns the count (<= DT_MAX_DIM). */
+int dtl_dims(lua_State *L, const char *fn, int arg, int i, int64_t *dim);
+/* A shape: no negative dim, fewer than 2^60 elements. */
+dt_type dtl_shape(lua_State *L, const char *fn, int arg, int i, int dtype);
+bool dtl_is_int(lua_State *L, int i, int64_t *v); /* an integer, or a float with an integer's value */
+
+/* One key of a table of options: kind i int64_t, f double, b bool, s const char *, d int (dtype), v int (stack index, 0 when
+ * nil; the values are pushed), N const char * (a name of a fixed list: NULL-ended `names`; stores int). Absent keys leave *to. */
+typedef struct dtl_opt {
+  const char *name;
+  char kind;
+  void *to;
+  const char *const *names;
+} dtl_opt;
+/* Reads the table at i (nil: all absent); an unknown key is an error with the nearest known one. Kind v pushes on the stack. */
+void dtl_opts(lua_State *L, const char *fn, int arg, int i, const dtl_opt *o, int n);
+#define DTL_OPTS(L, fn, arg, i, ...)                        \
+  do {                                                      \
+    const dtl_opt dtl_o_[] = {__VA_ARGS__};                 \
+    dtl_opts(L, fn, arg, i, dtl_o_, (int)(sizeof dtl_o_ / sizeof *dtl_o_)); \
+  } while (0)
+
+/* ---- the process (l_sys.c) ---- */
+dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
+dt_ctx *dtl_ctx_now(void);           /* NULL before that */
+dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
+void dtl_signals(void);              /* SIGINT and SIGTERM set the flag that core.stop_requested reads; main.c */
+void dtl_script_set(const char *path);
+const char *dtl_version_text(void);  /* the lines of --version */
+
+/* ---- concrete tensors (l_tensor.c): views that share counted memory ---- */
+typedef struct dtl_store {
+  int refs;
+  bool readonly;
+  void *p;
+  size_t bytes;
+  dt_map map; /* of a mapped file */
+  dt_st st;   /* of a safetensors file; p is NULL, tensors point into it */
+} dtl_store;
+typedef struct dtl_tensor {
+  dt_view v;
+  dtl_store *store; /* NULL in an empty box */
+} dtl_tensor;
+dtl_store *dtl_store_keep(dtl_store *s);
+void dtl_store_drop(dtl_store *s); /* NULL is fine */
+
+dtl_tensor *dtl_tensor_box(lua_State *L);                   /* pushes an empty box */
+dtl_tensor *dtl_tensor_new(lua_State *L, const dt_type *t); /* pushes; contents undefined */
+/* Pushes a view of the same memory as `of`. */
+dtl_tensor *dtl_tensor_view(lua_State *L, const dtl_tensor *of, const dt_view *v);
+/* Pushes a copy of any view. */
+dtl_tensor *dtl_tensor_copy(lua_State *L, const dt_view *v);
+dtl_tensor *dtl_to_tensor(lua_State *L, int i); /* NULL when it is something else */
+dtl_tensor *dtl_check_tensor(lua_State *L, const char *fn, int arg, int i);
+/* Pushes the tensor itself when contiguous (and of dtype, unless -1), else a copy. */
+dtl_tensor *dtl_contiguous(lua_State *L, int i, int dtype);
+/* dst and src have the same shape; converts the dtype. */
+void dtl_copy_view(const dt_view *dst, const dt_view *src);
+/* Pushes a tensor made of a number, boolean or nested list; dtype -1: inferred. */
+dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dtype);
+/* Pushes element i as a Lua number or boolean. */
+void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i);
+void dtl_push_text(lua_State *L, const dtl_tensor *t); /* l_print.c */
+
+/* ---- symbols and graphs (l_graph.c) ---- */
+typedef struct dtl_graph {
+  dt_graph *g; /* NULL once compiled */
+  DT_VEC(const char *) files;
+} dtl_graph;
+typedef struct dtl_symbol {
+  dtl_graph *graph; /* kept alive by the symbol's user value */
+  dt_val v;
+} dtl_symbol;
+dtl_symbol *dtl_to_symbol(lua_State *L, int i);
+/* Pushes a symbol; `like` is the stack index of the graph box or of a symbol of the same graph. */
+void dtl_push_symbol(lua_State *L, int like, dt_val v);
+/* The graph of a symbol for adding nodes; an error when it was compiled already. */
+dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s);
+void dtl_graph_here(lua_State *L, dtl_graph *g); /* new nodes get the user's position */
+/* A concrete tensor (stack index i) as a constant of the graph that the symbol at `like` belongs to. */
+dt_val dtl_graph_const(lua_State *L, int like, int i);
+/* The type of a tensor or symbol, NULL when it is neither. */
+const dt_type *dtl_type(lua_State *L, int i);
+
+/* A compiled plan (l_plan.c). User value 1: the tensors that it borrows; 2: the executor that has taken it. */
+typedef struct dtl_plan {
+  dt_plan *p; /* NULL once its executor was closed */
+  bool taken; /* an executor owns it */
+} dtl_plan;
+dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i);
+int dtl_compile(lua_State *L); /* g:compile{...} */
+
+/* ---- operations (l_op.c, l_eager.c) ---- */
+/* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns how many. */
+int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr);
+/* The same for contiguous concrete tensors; l_op.c has made them so. */
+int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr);
+void dtl_eager_clear(void);
+void dtl_push_methods(lua_State *L); /* pushes the table of methods that tensors and symbols share */
+
+/* ---- data (l_data.c) ---- */
+typedef struct dtl_loader {
+  dt_loader *l;
+  struct dtl_source *source;
+  bool eval; /* ends after one pass */
+} dtl_loader;
+dtl_loader *dtl_check_loader(lua_State *L, const char *fn, int arg, int i);
+/* Sets the Lua thread that data set functions are called on; call before anything that reads a loader. */
+void dtl_data_running(lua_State *L);
+
+void dtl_exec_end(void); /* l_exec.c: frees every executor, in order of creation */
+
+/* ---- what each file adds to the core table on the stack's top ---- */
+void dtl_open_op(lua_State *L);
+void dtl_open_tensor(lua_State *L);
+void dtl_open_graph(lua_State *L);
+void dtl_open_plan(lua_State *L);
+void dtl_open_exec(lua_State *L);
+void dtl_open_data(lua_State *L);
+void dtl_open_comm(lua_State *L);
+void dtl_open_sys(lua_State *L);
+
+/* ---- modules (l_core.c) ---- */
+int luaopen_dtrain_core(lua_State *L);
+void dtl_open_stdlib(lua_State *L); /* preloads dtrain.core and adds the searcher of the embedded library */
+#endif

@@ -1,0 +1,329 @@
+/* Executors: plans bound to memory, steps, evaluation, calls, and the tensors that persist in them.
+ *
+ * Freeing one is collective when ranks share memory, and the collector runs at other moments on other ranks; so with several ranks an
+ * executor is freed by x:close() or at the end of the process, in the order of creation. User value 1: the list of its plans. */
+#include "l_exec.h"
+
+static DT_VEC(dt_exec *) all; /* alive, in order of creation */
+
+void dtl_exec_end(void) {
+  for (int i = 0; i < all.n; i++) dt_exec_free(all.p[i]);
+  dt_vec_free(&all);
+}
+
+static void close_exec(dtl_exec *b) {
+  if (!b->x) return;
+  for (int i = 0; i < b->nplan; i++) b->plan[i]->p = NULL;
+  for (int i = 0; i < all.n; i++) {
+    if (all.p[i] != b->x) continue;
+    memmove(all.p + i, all.p + i + 1, (size_t)(all.n - i - 1) * sizeof *all.p);
+    all.n--;
+    dt_exec_free(b->x);
+    break;
+  }
+  b->x = NULL;
+}
+
+static int exec_gc(lua_State *L) {
+  dtl_exec *b = lua_touserdata(L, 1);
+  if (dtl_ctx_now() && dtl_ctx_now()->comm->size == 1) close_exec(b);
+  return 0;
+}
+
+dtl_exec *dtl_check_exec(lua_State *L, const char *fn) {
+  dtl_exec *b = luaL_testudata(L, 1, DTL_EXEC);
+  if (!b) dtl_fail(L, "%s must be called on an executor, with a colon; it was called on %s", fn, dtl_kind(L, 1));
+  if (!b->x) dtl_fail(L, "%s: the executor was closed", fn);
+  return b;
+}
+
+dtl_exec *dtl_ready_exec(lua_State *L, const char *fn) {
+  dtl_exec *b = dtl_check_exec(L, fn);
+  if (!b->ready) dtl_fail(L, "%s: call x:ready() first, after the last x:add()", fn);
+  return b;
+}
+
+/* The plan at stack index i becomes number b->nplan of the executor box at index `box`. */
+static void take_plan(lua_State *L, dtl_exec *b, int box, dtl_plan *p, int i) {
+  lua_pushvalue(L, box);
+  lua_setiuservalue(L, i, 2);
+  lua_getiuservalue(L, box, 1);
+  lua_pushvalue(L, i);
+  lua_rawseti(L, -2, b->nplan + 1);
+  lua_pop(L, 1);
+  p->taken = true;
+  b->plan[b->nplan++] = p;
+}
+
+static dtl_plan *free_plan(lua_State *L, const char *fn, int arg, int i) {
+  dtl_plan *p = dtl_check_plan(L, fn, arg, i);
+  if (p->taken) dtl_fail(L, "%s: the plan belongs to an executor already; compile another", fn);
+  return p;
+}
+
+/* A list of numbers at stack index i (0: none) as an array that Lua owns; pushes it. */
+static const double *numbers(lua_State *L, const char *fn, const char *name, int i, int64_t *n) {
+  *n = 0;
+  if (!i) return NULL;
+  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: '%s' must be a list of numbers, got %s", fn, name, dtl_kind(L, i));
+  *n = (int64_t)lua_rawlen(L, i);
+  double *v = lua_newuserdatauv(L, (size_t)(*n + 1) * sizeof *v, 0);
+  for (int64_t k = 0; k < *n; k++) {
+    lua_rawgeti(L, i, k + 1);
+    if (lua_type(L, -1) != LUA_TNUMBER)
+      dtl_fail(L, "%s: '%s': number %lld of the list is %s", fn, name, (long long)k + 1, dtl_kind(L, -1));
+    v[k] = lua_tonumber(L, -1);
+    lua_pop(L, 1);
+  }
+  return v;
+}
+
+/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, nominal = }) */
+static int l_exec(lua_State *L) {
+  static const char fn[] = "core.exec";
+  dt_err e = {0};
+  int lr = 0, group_lr = 0;
+  int64_t window = 0, hysteresis = 0, n;
+  dt_exec_opts o = {0};
+  dtl_plan *p = free_plan(L, fn, 1, 1);
+  lua_settop(L, 2);
+  DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL}, {"loss_scale", 'f', &o.loss_scale, NULL},
+           {"scale_window", 'i', &window, NULL}, {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL});
+  if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
+  o.lr = numbers(L, fn, "lr", lr, &o.nlr);
+  o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
+  o.groups = (int)n;
+  o.scale_window = (int)window, o.hysteresis = (int)hysteresis;
+  dt_ctx *ctx = dtl_ctx(L);
+  dtl_exec *b = lua_newuserdatauv(L, sizeof *b, 1);
+  *b = (dtl_exec){0};
+  luaL_setmetatable(L, DTL_EXEC);
+  lua_newtable(L);
+  lua_setiuservalue(L, -2, 1);
+  DTL_TRY(L, &e, dt_exec_new(ctx, p->p, &o, &b->x, &e));
+  p->taken = true;
+  dt_vec_push(&all, b->x);
+  take_plan(L, b, lua_gettop(L), p, 1);
+  return 1;
+}
+
+/* x:add(plan) -> its number */
+static int x_add(lua_State *L) {
+  dt_err e = {0};
+  int number;
+  dtl_exec *b = dtl_check_exec(L, "exec:add");
+  dtl_plan *p = free_plan(L, "exec:add", 1, 2);
+  if (b->ready) dtl_fail(L, "exec:add: the executor is ready already; add plans before x:ready()");
+  if (b->nplan == DTL_MAX_PLANS) dtl_fail(L, "exec:add: an executor holds at most %d plans", DTL_MAX_PLANS);
+  DTL_TRY(L, &e, dt_exec_add(b->x, p->p, &number, &e));
+  take_plan(L, b, 1, p, 2);
+  return lua_pushinteger(L, number), 1;
+}
+
+/* x:ready(): allocates, initialises, agrees with the other ranks */
+static int x_ready(lua_State *L) {
+  dt_err e = {0};
+  dtl_exec *b = dtl_check_exec(L, "exec:ready");
+  if (!b->ready) DTL_TRY(L, &e, dt_exec_ready(b->x, &e));
+  b->ready = true;
+  return 0;
+}
+
+static int x_close(lua_State *L) {
+  dtl_exec *b = luaL_testudata(L, 1, DTL_EXEC);
+  if (!b) dtl_check_exec(L, "exec:close");
+  close_exec(b);
+  return 0;
+}
+
+/* ---- running ---- */
+static void set_number(lua_State *L, const char *name, double v) {
+  lua_pushnumber(L, v);
+  lua_setfield(L, -2, name);
+}
+static void set_integer(lua_State *L, const char *name, int64_t v) {
+  lua_pushinteger(L, v);
+  lua_setfield(L, -2, name);
+}
+
+/* x:step(loader [, table]) -> info; nil, "end" when the data is over; nil, "stop" when asked to stop inside */
+static int x_step(lua_State *L) {
+  dt_err e = {0};
+  dt_step_info s;
+  dtl_exec *b = dtl_ready_exec(L, "exec:step");
+  dtl_loader *l = dtl_check_loader(L, "exec:step", 1, 2);
+  if (!b->plan[0]->p->spec.train) dtl_fail(L, "exec:step: the executor's first plan is no training plan");
+  lua_settop(L, 3);
+  if (lua_isnil(L, 3)) {
+    lua_createtable(L, 0, 11);
+    lua_replace(L, 3);
+  } else if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, "exec:step", 2, "a table to fill", 3);
+  dtl_data_running(L);
+  dt_status st = dt_exec_step(b->x, l->l, &s, &e);
+  if (st && st != DT_ESTOP) dtl_raise(L, &e);
+  if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
+  set_integer(L, "step", s.step + 1);
+  set_integer(L, "epoch", s.epoch);
+  set_integer(L, "samples", s.samples);
+  set_number(L, "loss", s.loss);
+  set_number(L, "grad_norm", s.norm);
+  set_number(L, "count", s.count);
+  set_number(L, "lr", s.lr);
+  set_number(L, "loss_scale", s.loss_scale);
+  set_number(L, "seconds", s.seconds);
+  lua_pushboolean(L, s.skipped);
+  lua_setfield(L, -2, "skipped");
+  return 1;
+}
+
+/* x:eval({ [rows] = plan number }, loader) -> list of sums, one for each output, over the whole set and all ranks */
+static int x_eval(lua_State *L) {
+  static const char fn[] = "exec:eval";
+  dt_err e = {0};
+  int number[DTL_MAX_PLANS], n = 0;
+  dtl_exec *b = dtl_ready_exec(L, fn);
+  if (lua_type(L, 2) != LUA_TTABLE) dtl_bad_arg(L, fn, 1, "a table of rows -> plan number", 2);
+  dtl_loader *l = dtl_check_loader(L, fn, 2, 3);
+  if (!l->eval) dtl_fail(L, "%s: the loader is endless; make it with eval = true", fn);
+  for (int k = 0; k < b->nplan; k++) { /* in the plans' order */
+    int64_t v;
+    lua_rawgeti(L, 2, b->plan[k]->p->rows);
+    if (!lua_isnil(L, -1) && (!dtl_is_int(L, -1, &v) || v < 0 || v >= b->nplan || b->plan[v]->p->rows != b->plan[k]->p->rows))
+      dtl_fail(L, "%s: [%lld] must be the number of a plan for %lld rows", fn, (long long)b->plan[k]->p->rows,
+               (long long)b->plan[k]->p->rows);
+    if (!lua_isnil(L, -1) && v == k) number[n++] = k;
+    lua_pop(L, 1);
+  }
+  if (!n) dtl_fail(L, "%s: no plans are named; give a table of rows -> plan number", fn);
+  int nsums = b->plan[number[0]]->p->g->output.n;
+  double *sums = lua_newuserdatauv(L, (size_t)(nsums + 1) * sizeof *sums, 0);
+  dtl_data_running(L);
+  DTL_TRY(L, &e, dt_loader_seek(l->l, 0, &e));
+  DTL_TRY(L, &e, dt_exec_eval(b->x, number, n, l->l, sums, nsums, &e));
+  lua_createtable(L, nsums, 0);
+  for (int i = 0; i < nsums; i++) {
+    lua_pushnumber(L, sums[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+/* x:call(number, { inputs }) -> { outputs } */
+static int x_call(lua_State *L) {
+  static const char fn[] = "exec:call";
+  dt_err e = {0};
+  dtl_exec *b = dtl_ready_exec(L, fn);
+  int64_t number = dtl_int(L, fn, 1, 2);
+  if (number < 0 || number >= b->nplan) dtl_fail(L, "%s: there is no plan %lld; numbers are 0 to %d", fn, (long long)number, b->nplan - 1);
+  if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, fn, 2, "a list of tensors", 3);
+  const dt_graph *g = b->plan[number]->p->g;
+  int nin = g->input.n, nout = g->output.n, have = (int)lua_rawlen(L, 3);
+  if (have != nin) dtl_fail(L, "%s: the plan takes %d inputs, got %d", fn, nin, have);
+  luaL_checkstack(L, nin + 16, fn);
+  dt_view *in = lua_newuserdatauv(L, (size_t)(nin + 1) * sizeof *in, 0);
+  for (int i = 0; i < nin; i++) {
+    lua_rawgeti(L, 3, i + 1);
+    if (!dtl_to_tensor(L, -1)) dtl_fail(L, "%s: input %d (%s) must be a tensor, got %s", fn, i + 1, g->input.p[i].name, dtl_kind(L, -1));
+    in[i] = dtl_contiguous(L, lua_gettop(L), -1)->v;
+  }
+  lua_createtable(L, nout, 0);
+  for (int i = 0; i < nout; i++) { /* boxes first: the collector may run a finalizer that calls, too */
+    dtl_tensor_new(L, dt_type_of(g, g->output.p[i]));
+    lua_rawseti(L, -2, i + 1);
+  }
+  DTL_TRY(L, &e, dt_exec_call(b->x, (int)number, in, nin, &e));
+  for (int i = 0; i < nout; i++) {
+    dt_view v = dt_exec_output(b->x, (int)number, i);
+    lua_rawgeti(L, -1, i + 1);
+    dtl_copy_view(&dtl_to_tensor(L, -1)->v, &v);
+    lua_pop(L, 1);
+  }
+  return 1;
+}
+
+/* ---- tensors by name ---- */
+bool dtl_is_constant(const char *name) { return !strncmp(name, "buffer:const:", 13); }
+
+/* x:names() -> parameters, "buffer:name", "state:parameter:name"; constants of the trace are no state and left out */
+static int x_names(lua_State *L) {
+  dtl_exec *b = dtl_ready_exec(L, "exec:names");
+  const char **names;
+  int n = dt_exec_names(b->x, &names), k = 0;
+  lua_createtable(L, n, 0);
+  for (int i = 0; i < n; i++) {
+    if (dtl_is_constant(names[i])) continue;
+    lua_pushstring(L, names[i]);
+    lua_rawseti(L, -2, ++k);
+  }
+  return 1;
+}
+
+static dt_view view_of(lua_State *L, const char *fn, dtl_exec *b) {
+  const char *name = dtl_text(L, fn, 1, 2), **names;
+  dt_view v = dt_exec_get(b->x, name);
+  if (v.p) return v;
+  int n = dt_exec_names(b->x, &names);
+  const char *near = dt_nearest(name, names, n);
+  if (near) dtl_fail(L, "%s: there is no '%s'; did you mean '%s'?", fn, name, near);
+  dtl_fail(L, "%s: there is no '%s'; x:names() lists what there is", fn, name);
+}
+
+static int x_get(lua_State *L) {
+  dtl_exec *b = dtl_ready_exec(L, "exec:get");
+  dt_view v = view_of(L, "exec:get", b);
+  return dtl_tensor_copy(L, &v), 1;
+}
+
+static int x_set(lua_State *L) {
+  dtl_exec *b = dtl_ready_exec(L, "exec:set");
+  dt_view v = view_of(L, "exec:set", b);
+  dtl_tensor *t = dtl_check_tensor(L, "exec:set", 2, 3);
+  dt_type want = v.t;
+  char a[128], c[128];
+  want.dtype = t->v.t.dtype;
+  if (!dt_type_eq(&want, &t->v.t))
+    dtl_fail(L, "exec:set: '%s' is %s, the tensor %s; the shapes must be equal", lua_tostring(L, 2), dt_type_str(&v.t, a, sizeof a),
+             dt_type_str(&t->v.t, c, sizeof c));
+  dtl_copy_view(&v, &t->v);
+  return 0;
+}
+
+/* x:digest() -> hex of everything that persists: equal digests are equal bits */
+static int x_digest(lua_State *L) {
+  dtl_exec *b = dtl_ready_exec(L, "exec:digest");
+  const char **names;
+  int n = dt_exec_names(b->x, &names);
+  uint64_t h = 0;
+  char text[32];
+  for (int i = 0; i < n; i++) {
+    dt_view v = dt_exec_get(b->x, names[i]);
+    h = dt_hash(names[i], strlen(names[i]), h);
+    if (dt_numel(&v.t)) h = dt_hash(v.p, (size_t)dt_nbytes(&v.t), h);
+  }
+  snprintf(text, sizeof text, "%016llx", (unsigned long long)h);
+  return lua_pushstring(L, text), 1;
+}
+
+/* x:memory() -> bytes allocated, as plan:memory() */
+static int x_memory(lua_State *L) {
+  dtl_exec *b = dtl_ready_exec(L, "exec:memory");
+  int64_t by[DT_NREG], total = dt_exec_bytes(b->x, by);
+  lua_createtable(L, 0, DT_NREG + 1);
+  for (int r = 0; r < DT_NREG; r++) set_integer(L, dt_region_name[r], by[r]);
+  set_integer(L, "total", total);
+  return 1;
+}
+
+void dtl_open_exec(lua_State *L) {
+  static const luaL_Reg fn[] = {{"exec", l_exec}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"add", x_add}, {"ready", x_ready}, {"close", x_close}, {"step", x_step}, {"eval", x_eval},
+                                    {"call", x_call}, {"names", x_names}, {"get", x_get}, {"set", x_set}, {"digest", x_digest},
+                                    {"memory", x_memory}, {"save", dtl_exec_save}, {"load", dtl_exec_load}, {NULL, NULL}};
+  luaL_setfuncs(L, fn, 0);
+  luaL_newmetatable(L, DTL_EXEC);
+  lua_pushcfunction(L, exec_gc);
+  lua_setfield(L, -2, "__gc");
+  luaL_newlib(L, method);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

@@ -1,0 +1,148 @@
+/* Compiling a traced graph into a plan, and what can be asked of a plan.
+ *
+ * Invariant: the plan owns the graph from compile on, also when compile fails; an executor that takes the plan owns it. What the
+ * plan borrows (given initial values, constants) lives in its first user value. */
+#include "dtl.h"
+
+dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i) {
+  dtl_plan *b = luaL_testudata(L, i, DTL_PLAN);
+  if (!b && !arg) dtl_fail(L, "%s must be called on a plan, with a colon; it was called on %s", fn, dtl_kind(L, i));
+  if (!b) dtl_bad_arg(L, fn, arg, "a plan", i);
+  if (!b->p) dtl_fail(L, "%s: this plan's executor was closed; compile a new one", fn);
+  return b;
+}
+
+static int plan_gc(lua_State *L) {
+  dtl_plan *b = lua_touserdata(L, 1);
+  if (b->p && !b->taken) dt_plan_free(b->p);
+  b->p = NULL;
+  return 0;
+}
+
+static int mesh_size(const dt_mesh *m) {
+  int n = 1;
+  for (int a = 0; a < m->naxes; a++) n *= m->size[a];
+  return n;
+}
+
+/* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =, clip_value =,
+ * layout = plan, ranks = } */
+int dtl_compile(lua_State *L) {
+  static const char fn[] = "graph:compile";
+  dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
+  if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
+  if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
+  bool train = false;
+  int precision = DT_F32, comm = DT_F32, layout = 0, size = mesh_size(&b->g->mesh);
+  double bucket = 25, first = 1, clip = 0, clip_value = 0;
+  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
+  lua_settop(L, 2);
+  DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL}, {"comm_dtype", 'd', &comm, NULL},
+           {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL}, {"rows", 'i', &rows, NULL},
+           {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL}, {"clip", 'f', &clip, NULL},
+           {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL}, {"ranks", 'i', &ranks, NULL});
+  if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
+    dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
+  if (comm != DT_F32 && comm != precision)
+    dtl_fail(L, "%s: gradients can travel as f32 or as %s, the precision, not as %s", fn, dt_dtype_name(precision), dt_dtype_name(comm));
+  if (ranks != size)
+    dtl_fail(L, "%s: the graph's mesh has %d rank%s, but ranks = %lld; give core.graph the mesh of those ranks", fn, size,
+             size == 1 ? "" : "s", (long long)ranks);
+  if (rank < 0) rank = size == 1 || dtl_ctx(L)->comm->rank >= size ? 0 : dtl_ctx(L)->comm->rank;
+  if (rank >= size) dtl_fail(L, "%s: rank %lld is outside 0 to %d", fn, (long long)rank, size - 1);
+  if (threads <= 0) threads = dtl_ctx(L)->threads;
+  if (rows < 1) dtl_fail(L, "%s: rows must be at least 1, got %lld", fn, (long long)rows);
+  if (!(bucket > 0) || !(first > 0)) dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
+  if (train && b->g->level < DT_UPDATED) dtl_fail(L, "%s: a training plan needs g:grad() and g:update() first", fn);
+  dt_spec s = {.rank = (int)rank, .threads = (int)threads, .train = train, .precision = precision, .comm_dtype = comm,
+               .clip_norm = clip, .clip_value = clip_value, .bucket_bytes = (int64_t)(bucket * 1048576),
+               .first_bucket_bytes = (int64_t)(first * 1048576), .workspace = dt_ctx_workspace};
+  if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
+
+  dt_err e = {0};
+  dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);
+  *p = (dtl_plan){0};
+  luaL_setmetatable(L, DTL_PLAN);
+  lua_getiuservalue(L, 1, 1);
+  lua_setiuservalue(L, -2, 1);
+  dt_graph *g = b->g;
+  b->g = NULL;
+  g->rows = rows;
+  DTL_TRY(L, &e, dt_plan_build(g, &s, rows, &p->p, &e));
+  return 1;
+}
+
+static int push_text(lua_State *L, const char *fn, void (*text)(const dt_plan *, dt_str *)) {
+  dtl_plan *b = dtl_check_plan(L, fn, 0, 1);
+  dt_str s = {0};
+  text(b->p, &s);
+  luaL_Buffer buf; /* its memory is made before the text's is given up; only running out of memory raises here */
+  luaL_buffinit(L, &buf);
+  luaL_addlstring(&buf, s.p ? s.p : "", s.n);
+  dt_str_free(&s);
+  luaL_pushresult(&buf);
+  return 1;
+}
+static int p_text(lua_State *L) { return push_text(L, "plan:text", dt_plan_text); }
+static int p_collectives(lua_State *L) { return push_text(L, "plan:collectives", dt_plan_collectives); }
+
+/* plan:memory() -> { parameters = bytes, ..., total = } */
+static int p_memory(lua_State *L) {
+  dtl_plan *b = dtl_check_plan(L, "plan:memory", 0, 1);
+  int64_t total = 0;
+  lua_createtable(L, 0, DT_NREG + 1);
+  for (int r = 0; r < DT_NREG; r++) {
+    total += b->p->bytes[r];
+    lua_pushinteger(L, b->p->bytes[r]);
+    lua_setfield(L, -2, dt_region_name[r]);
+  }
+  lua_pushinteger(L, total);
+  lua_setfield(L, -2, "total");
+  return 1;
+}
+
+static int p_hash(lua_State *L) {
+  char text[32];
+  snprintf(text, sizeof text, "%016llx", (unsigned long long)dtl_check_plan(L, "plan:hash", 0, 1)->p->hash);
+  return lua_pushstring(L, text), 1;
+}
+static int p_flops(lua_State *L) { return lua_pushnumber(L, dtl_check_plan(L, "plan:flops", 0, 1)->p->flops_micro), 1; }
+static int p_rows(lua_State *L) { return lua_pushinteger(L, dtl_check_plan(L, "plan:rows", 0, 1)->p->rows), 1; }
+
+/* plan:unused() -> list of "name (file:line)": trainable parameters that get no gradient */
+static int p_unused(lua_State *L) {
+  const dt_graph *g = dtl_check_plan(L, "plan:unused", 0, 1)->p->g;
+  int n = 0;
+  lua_newtable(L);
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (!p->trainable || p->grad >= 0) continue;
+    if (p->file) lua_pushfstring(L, "%s (%s:%d)", p->name, p->file, p->line);
+    else lua_pushstring(L, p->name);
+    lua_rawseti(L, -2, ++n);
+  }
+  return 1;
+}
+
+/* plan:outputs() -> list of names ("" for one without), in the order of g:output */
+static int p_outputs(lua_State *L) {
+  const dt_graph *g = dtl_check_plan(L, "plan:outputs", 0, 1)->p->g;
+  lua_createtable(L, g->output.n, 0);
+  for (int i = 0; i < g->output.n; i++) {
+    const char *name = g->val.p[g->output.p[i]].name;
+    lua_pushstring(L, name ? name : "");
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+void dtl_open_plan(lua_State *L) {
+  static const luaL_Reg method[] = {{"text", p_text}, {"collectives", p_collectives}, {"memory", p_memory}, {"hash", p_hash},
+                                    {"flops", p_flops}, {"rows", p_rows}, {"unused", p_unused}, {"outputs", p_outputs}, {NULL, NULL}};
+  luaL_newmetatable(L, DTL_PLAN);
+  lua_pushcfunction(L, plan_gc);
+  lua_setfield(L, -2, "__gc");
+  luaL_newlib(L, method);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

@@ -1,0 +1,214 @@
+/* The process as a script sees it: the context (communicator, threads, seed), ranks, signals, clock, terminal, files.
+ *
+ * Invariant: the context is opened once, at the first need, and closed when the process ends: an exit with a code other than 0
+ * ends the whole job, so that no peer waits for this rank. Ranks, sizes and the clock are all that leaves this file. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dtl.h"
+
+static struct {
+  dt_ctx *ctx;
+  dt_ctx alone; /* ctx with a communicator of one rank */
+  char *script;
+} proc;
+
+/* ---- the context ---- */
+/* Runs at exit, also after a script's os.exit. */
+static void process_end(int status, void *unused) {
+  (void)unused;
+  fflush(NULL);
+  if (!proc.ctx) return;
+  if (status != 0 && proc.ctx->comm->size > 1) proc.ctx->comm->vt->abort(proc.ctx->comm, status & 255);
+  dtl_exec_end();
+  dtl_eager_clear();
+  proc.alone.comm->vt->close(proc.alone.comm);
+  dt_ctx_close(proc.ctx);
+  proc.ctx = NULL;
+  free(proc.script);
+  proc.script = NULL;
+}
+
+/* A stock lua5.4 unloads its C modules before the exit handlers run; this one stays. */
+static void stay_loaded(void) {
+  Dl_info info;
+  if (dladdr((void *)&proc, &info) && info.dli_fname) dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+static dt_status open_ctx(int threads, dt_err *e) {
+  dt_comm *self;
+  DT_TRY(dt_comm_self(&self, e));
+  dt_status st = dt_ctx_open(threads, &proc.ctx, e);
+  if (st) {
+    self->vt->close(self);
+    proc.ctx = NULL;
+    return st;
+  }
+  proc.alone = *proc.ctx;
+  proc.alone.comm = self;
+  stay_loaded();
+  on_exit(process_end, NULL);
+  return DT_OK;
+}
+
+dt_ctx *dtl_ctx_now(void) { return proc.ctx; }
+
+dt_ctx *dtl_ctx(lua_State *L) {
+  dt_err e = {0};
+  if (!proc.ctx) DTL_TRY(L, &e, open_ctx(0, &e));
+  return proc.ctx;
+}
+
+dt_ctx *dtl_eager_ctx(lua_State *L) {
+  dtl_ctx(L);
+  return &proc.alone;
+}
+
+/* core.ctx{ threads =, seed = } */
+static int l_ctx(lua_State *L) {
+  dt_err e = {0};
+  int64_t threads = 0, seed = 0;
+  DTL_OPTS(L, "core.ctx", 1, 1, {"threads", 'i', &threads, NULL}, {"seed", 'i', &seed, NULL});
+  if (threads < 0 || threads > 4096) dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
+  if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
+  else if (threads && threads != proc.ctx->threads)
+    dtl_fail(L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
+             proc.ctx->threads, (long long)threads, (long long)threads);
+  proc.ctx->seed = proc.alone.seed = (uint64_t)seed;
+  return 0;
+}
+
+static int l_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->rank), 1; }
+static int l_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->size), 1; }
+static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_rank), 1; }
+static int l_local_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_size), 1; }
+static int l_threads(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->threads), 1; }
+
+/* ---- signals ---- */
+static volatile sig_atomic_t stop_flag;
+
+static void on_signal(int sig) {
+  if (stop_flag && sig == SIGINT) _exit(130);
+  stop_flag = 1;
+}
+
+void dtl_signals(void) {
+  struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+  sigemptyset(&a.sa_mask);
+  sigaction(SIGINT, &a, NULL);
+  sigaction(SIGTERM, &a, NULL);
+}
+
+static int l_stop_requested(lua_State *L) { return lua_pushboolean(L, stop_flag), 1; }
+
+/* ---- clock ---- */
+static int l_now(lua_State *L) { return lua_pushnumber(L, dt_now()), 1; }
+
+/* core.sleep(seconds): returns early when asked to stop. */
+static int l_sleep(lua_State *L) {
+  double s = dtl_num(L, "core.sleep", 1, 1);
+  if (!(s >= 0 && s < 1e9)) dtl_fail(L, "core.sleep: %g seconds; give 0 or more", s);
+  struct timespec t = {(time_t)s, (long)((s - (double)(time_t)s) * 1e9)};
+  while (nanosleep(&t, &t) && errno == EINTR && !stop_flag) continue;
+  return 0;
+}
+
+/* ---- terminal and files ---- */
+static int l_isatty(lua_State *L) {
+  return lua_pushboolean(L, isatty((int)dtl_int(L, "core.isatty", 1, 1))), 1;
+}
+
+static int l_columns(lua_State *L) {
+  struct winsize w = {0};
+  int64_t n = 80;
+  dt_err e = {0};
+  if ((!ioctl(1, TIOCGWINSZ, &w) || !ioctl(2, TIOCGWINSZ, &w)) && w.ws_col) n = w.ws_col;
+  else DTL_TRY(L, &e, dt_env_int("COLUMNS", 1, 10000, &n, &e));
+  return lua_pushinteger(L, n), 1;
+}
+
+static int l_mkdir_p(lua_State *L) {
+  dt_err e = {0};
+  DTL_TRY(L, &e, dt_dir_make(dtl_text(L, "core.mkdir_p", 1, 1), &e));
+  return 0;
+}
+
+/* core.exists(path) -> "file", "directory", "other" or false */
+static int l_exists(lua_State *L) {
+  struct stat s;
+  if (stat(dtl_text(L, "core.exists", 1, 1), &s)) lua_pushboolean(L, 0);
+  else lua_pushstring(L, S_ISREG(s.st_mode) ? "file" : S_ISDIR(s.st_mode) ? "directory" : "other");
+  return 1;
+}
+
+void dtl_script_set(const char *path) {
+  free(proc.script);
+  proc.script = path ? dt_xstrdup(path) : NULL;
+}
+
+/* core.script([path]): the script's path as given, nil when there is none. */
+static int l_script(lua_State *L) {
+  if (!lua_isnoneornil(L, 1)) dtl_script_set(dtl_text(L, "core.script", 1, 1));
+  if (proc.script) return lua_pushstring(L, proc.script), 1;
+  lua_getglobal(L, "arg"); /* a stock lua5.4 */
+  if (lua_type(L, -1) != LUA_TTABLE) return lua_pushnil(L), 1;
+  lua_rawgeti(L, -1, 0);
+  return 1;
+}
+
+/* ---- version ---- */
+/* Where the MPI plug-in lies (the places of runtime/comm/world.c); NULL when it is not there. */
+static const char *mpi_plugin(void) {
+  static char found[1200];
+  static const char *const rel[] = {"", "/..", "/../lib/dtrain", "/../../dtrain"};
+  char home[2][1024] = {"", ""};
+  Dl_info info;
+  ssize_t n = readlink("/proc/self/exe", home[0], sizeof home[0] - 1);
+  if (n > 0) home[0][n] = 0;
+  if (dladdr((void *)&proc, &info) && info.dli_fname) snprintf(home[1], sizeof home[1], "%s", info.dli_fname);
+  for (int i = 0; i < 2; i++) {
+    char *slash = strrchr(home[i], '/');
+    if (!slash) continue;
+    *slash = 0;
+    for (size_t k = 0; k < sizeof rel / sizeof *rel; k++) {
+      snprintf(found, sizeof found, "%s%s/libdtrain_mpi.so", home[i], rel[k]);
+      if (!access(found, R_OK)) return found;
+    }
+  }
+  return NULL;
+}
+
+const char *dtl_version_text(void) {
+  static char text[2048];
+  const char *mpi = mpi_plugin();
+  snprintf(text, sizeof text, "dtrain %s\nkernels: %s\nMPI: %s%s\nCUDA: none\n%s\n", DT_VERSION, dt_cpu_isa(),
+           mpi ? "Open MPI plug-in " : "plug-in not found", mpi ? mpi : "", LUA_RELEASE);
+  return text;
+}
+
+static int l_version(lua_State *L) {
+  lua_createtable(L, 0, 5);
+  const char *const kv[][2] = {{"version", DT_VERSION}, {"isa", dt_cpu_isa()}, {"mpi", mpi_plugin()}, {"cuda", "none"},
+                               {"lua", LUA_RELEASE}};
+  for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) {
+    lua_pushstring(L, kv[i][1]);
+    lua_setfield(L, -2, kv[i][0]);
+  }
+  return 1;
+}
+
+void dtl_open_sys(lua_State *L) {
+  static const luaL_Reg fn[] = {
+      {"ctx", l_ctx},         {"rank", l_rank},       {"size", l_size},       {"local_rank", l_local_rank},
+      {"local_size", l_local_size}, {"threads", l_threads}, {"stop_requested", l_stop_requested}, {"now", l_now},
+      {"sleep", l_sleep},     {"isatty", l_isatty},   {"columns", l_columns}, {"mkdir_p", l_mkdir_p},
+      {"exists", l_exists},   {"script", l_script},   {"version", l_version}, {NULL, NULL},
+  };
+  luaL_setfuncs(L, fn, 0);
+}

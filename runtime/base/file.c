@@ -1,0 +1,195 @@
+/* Mapped reading and atomic writing of files.
+ *
+ * Invariant: a name that readers know holds a whole file at every instant: bytes go to a temporary beside it, reach the
+ * disk, and only then get the name. Called by data/ and ckpt/; never prints. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "file.h"
+
+/* What a user can do about an errno, for the end of a message. */
+static const char *advice(int err) {
+  switch (err) {
+    case ENOENT:
+    case ENOTDIR: return "check the name and the folder it is in";
+    case EACCES:
+    case EPERM: return "check its permissions and owner";
+    case EROFS: return "choose a folder that can be written";
+    case ENOSPC:
+    case EDQUOT: return "free space or choose another folder";
+    case EMFILE:
+    case ENFILE: return "raise the limit of open files (ulimit -n)";
+    case ENOMEM: return "free memory on this host";
+    default: return "check the file and its disk";
+  }
+}
+
+static dt_status io_fail(dt_err *e, const char *path, const char *what, int err) {
+  return dt_fail(e, err == ENOMEM ? DT_ENOMEM : DT_EIO, NULL, "%s: cannot %s: %s; %s", path, what, strerror(err),
+                 advice(err));
+}
+
+/* ---- reading ---- */
+dt_status dt_map_open(dt_map *m, const char *path, dt_err *e) {
+  *m = (dt_map){0};
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return io_fail(e, path, "open the file", errno);
+  struct stat s;
+  if (fstat(fd, &s)) {
+    int err = errno;
+    close(fd);
+    return io_fail(e, path, "read the file", err);
+  }
+  if (!S_ISREG(s.st_mode)) {
+    close(fd);
+    return dt_fail(e, DT_EIO, NULL, "%s: is %s, not a plain file; give the name of a file", path,
+                   S_ISDIR(s.st_mode) ? "a folder" : "a device or pipe");
+  }
+  void *p = NULL;
+  if (s.st_size) {
+    p = mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) {
+      int err = errno;
+      close(fd);
+      return io_fail(e, path, "map the file", err);
+    }
+  }
+  close(fd);
+  *m = (dt_map){p, (size_t)s.st_size, dt_xstrdup(path), DT_MAP_FILE};
+  return DT_OK;
+}
+
+void dt_map_borrow(dt_map *m, const void *p, size_t n, const char *name) {
+  *m = (dt_map){p, n, dt_xstrdup(name), DT_MAP_BORROWED};
+}
+
+void dt_map_close(dt_map *m) {
+  if (m->kind == DT_MAP_FILE && m->p) munmap((void *)(uintptr_t)m->p, m->n);
+  if (m->kind == DT_MAP_HEAP) free((void *)(uintptr_t)m->p);
+  free(m->path);
+  *m = (dt_map){0};
+}
+
+/* ---- folders ---- */
+static char *parent_of(const char *path) {
+  const char *slash = strrchr(path, '/');
+  if (!slash) return dt_xstrdup(".");
+  if (slash == path) return dt_xstrdup("/");
+  char *s = dt_xstrdup(path);
+  s[slash - path] = 0;
+  return s;
+}
+
+dt_status dt_dir_make(const char *path, dt_err *e) {
+  char *s = dt_xstrdup(path);
+  size_t n = strlen(s);
+  dt_status st = DT_OK;
+  for (size_t i = 1; i <= n && !st; i++) {
+    if (s[i] != '/' && s[i]) continue;
+    char c = s[i];
+    s[i] = 0;
+    struct stat info;
+    if (mkdir(s, 0777) && (errno != EEXIST || stat(s, &info) || !S_ISDIR(info.st_mode)))
+      st = io_fail(e, s, "make the folder", errno == EEXIST ? ENOTDIR : errno);
+    s[i] = c;
+  }
+  free(s);
+  return st;
+}
+
+dt_status dt_dir_sync(const char *path, dt_err *e) {
+  int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return io_fail(e, path, "open the folder", errno);
+  /* some file systems cannot flush a folder; they say EINVAL and order renames themselves */
+  int err = fsync(fd) && errno != EINVAL ? errno : 0;
+  close(fd);
+  return err ? io_fail(e, path, "flush the folder to the disk", err) : DT_OK;
+}
+
+dt_status dt_dir_remove(const char *path, dt_err *e) {
+  DIR *d = opendir(path);
+  if (!d) return errno == ENOENT ? DT_OK : io_fail(e, path, "open the folder", errno);
+  dt_status st = DT_OK;
+  for (struct dirent *f; !st && (f = readdir(d));) {
+    if (!strcmp(f->d_name, ".") || !strcmp(f->d_name, "..")) continue;
+    if (unlinkat(dirfd(d), f->d_name, 0) && errno != ENOENT) {
+      dt_str s = {0};
+      dt_str_add(&s, "%s/%s", path, f->d_name);
+      st = io_fail(e, s.p, "remove the file", errno);
+      dt_str_free(&s);
+    }
+  }
+  closedir(d);
+  if (!st && rmdir(path) && errno != ENOENT) st = io_fail(e, path, "remove the folder", errno);
+  return st;
+}
+
+/* ---- writing ---- */
+dt_status dt_out_open(dt_out *o, const char *path, dt_err *e) {
+  *o = (dt_out){.fd = -1};
+  dt_str tmp = {0};
+  dt_str_add(&tmp, "%s.tmp%ld", path, (long)getpid()); /* ranks that save under one name do not mix bytes */
+  /* no O_EXCL: what an interrupted run left under this name is worthless */
+  int fd = open(tmp.p, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    dt_status st = io_fail(e, path, "write the file", errno);
+    dt_str_free(&tmp);
+    return st;
+  }
+  XXH64_state_t *h = XXH64_createState();
+  if (h) XXH64_reset(h, 0);
+  *o = (dt_out){fd, dt_xstrdup(path), tmp.p, 0, h};
+  if (!h) {
+    dt_out_abort(o);
+    return io_fail(e, path, "write the file", ENOMEM);
+  }
+  return DT_OK;
+}
+
+dt_status dt_out_write(dt_out *o, const void *p, size_t n, dt_err *e) {
+  const char *c = p;
+  if (n) XXH64_update(o->hash, p, n);
+  while (n) {
+    size_t part = n < (size_t)1 << 30 ? n : (size_t)1 << 30;
+    ssize_t k = write(o->fd, c, part);
+    if (k < 0 && errno == EINTR) continue;
+    if (k < 0) return io_fail(e, o->path, "write the file", errno);
+    c += k, n -= (size_t)k, o->size += k;
+  }
+  return DT_OK;
+}
+
+uint64_t dt_out_hash(const dt_out *o) { return XXH64_digest(o->hash); }
+
+dt_status dt_out_commit(dt_out *o, dt_err *e) {
+  dt_status st = DT_OK;
+  if (fsync(o->fd)) st = io_fail(e, o->path, "flush the file to the disk", errno);
+  int fd = o->fd;
+  o->fd = -1;
+  if (close(fd) && !st) st = io_fail(e, o->path, "write the file", errno);
+  if (!st && rename(o->tmp, o->path)) st = io_fail(e, o->path, "put the finished file in place", errno);
+  if (!st) {
+    char *dir = parent_of(o->path);
+    st = dt_dir_sync(dir, e);
+    free(dir);
+  }
+  dt_out_abort(o);
+  return st;
+}
+
+void dt_out_abort(dt_out *o) {
+  if (o->path) {
+    if (o->fd >= 0) close(o->fd);
+    unlink(o->tmp); /* already gone after a commit */
+    XXH64_freeState(o->hash);
+    free(o->path);
+    free(o->tmp);
+  }
+  *o = (dt_out){.fd = -1};
+}
+
+uint64_t dt_file_hash(const void *p, size_t n) { return XXH64(n ? p : "", n, 0); }

@@ -1,0 +1,43 @@
+/* Floor 0: files: mapping one to read, and writing one so that a reader sees the old or the whole new file, never half.
+ *
+ * Every failure names the file and says what to do. Used by data/ and ckpt/. */
+#ifndef DT_FILE_H
+#define DT_FILE_H
+#include "base.h"
+
+/* ---- a file to read: mapped (no byte is touched before it is used), or bytes held in memory ---- */
+typedef struct dt_map {
+  const unsigned char *p; /* NULL for an empty file */
+  size_t n;
+  char *path; /* for messages */
+  enum { DT_MAP_NONE, DT_MAP_FILE, DT_MAP_HEAP, DT_MAP_BORROWED } kind;
+} dt_map;
+dt_status dt_map_open(dt_map *m, const char *path, dt_err *e);
+/* Bytes that stay the caller's; `name` is for messages. */
+void dt_map_borrow(dt_map *m, const void *p, size_t n, const char *name);
+void dt_map_close(dt_map *m); /* also of a zeroed one */
+
+/* ---- a file to write: to a temporary name beside it, put in place by dt_out_commit ---- */
+typedef struct dt_out {
+  int fd;
+  char *path, *tmp;
+  int64_t size;
+  void *hash; /* XXH64 (seed 0) of what was written so far */
+} dt_out;
+dt_status dt_out_open(dt_out *o, const char *path, dt_err *e);
+dt_status dt_out_write(dt_out *o, const void *p, size_t n, dt_err *e);
+uint64_t dt_out_hash(const dt_out *o);
+/* Flushes to the disk (file and folder), renames, releases. On failure the temporary is gone and an older file
+ * intact. */
+dt_status dt_out_commit(dt_out *o, dt_err *e);
+void dt_out_abort(dt_out *o); /* also of a zeroed or committed one */
+
+/* XXH64 (seed 0) of n bytes: what manifests hold, and what `xxhsum -H64` prints. */
+uint64_t dt_file_hash(const void *p, size_t n);
+
+/* ---- folders ---- */
+dt_status dt_dir_make(const char *path, dt_err *e); /* with its parents; fine when it is there */
+dt_status dt_dir_sync(const char *path, dt_err *e); /* names created or renamed in it reach the disk */
+/* Removes a folder and the plain files in it (folders inside are an error). Fine when it is not there. */
+dt_status dt_dir_remove(const char *path, dt_err *e);
+#endif

@@ -1,0 +1,72 @@
+/* The world communicator: finds out whether an MPI launcher started this process and, only then, loads the MPI plug-in.
+ * A lone run never maps a byte of MPI. Called once at start by the session. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "plugin.h"
+
+bool dt_comm_launched(void) {
+  return dt_env("OMPI_COMM_WORLD_SIZE") || dt_env("PMIX_RANK") || dt_env("PMI_RANK");
+}
+
+/* Folder of a file, without the last slash, into buf; false when there is none. */
+static bool folder_of(const char *file, char *buf, size_t n) {
+  const char *slash = file ? strrchr(file, '/') : NULL;
+  if (!slash || (size_t)(slash - file) >= n) return false;
+  memcpy(buf, file, (size_t)(slash - file));
+  buf[slash - file] = 0;
+  return true;
+}
+
+static dt_status load(void **handle, dt_err *e) {
+  static const char name[] = "libdtrain_mpi.so";
+  /* beside the program, and where `make install` puts it as seen from bin/ and from lib/lua/5.4/ */
+  static const char *const rel[] = {"", "/../lib/dtrain", "/../../dtrain"};
+  char home[3][1024], path[4096];
+  int nhome = 0;
+  const char *knob = dt_env("DT_PLUGIN_DIR");
+  if (knob) snprintf(home[nhome++], sizeof home[0], "%s", knob);
+  ssize_t len = readlink("/proc/self/exe", path, sizeof path - 1);
+  if (len > 0) path[len] = 0, nhome += folder_of(path, home[nhome], sizeof home[0]);
+  Dl_info here;
+  if (dladdr((void *)(uintptr_t)dt_comm_launched, &here) && folder_of(here.dli_fname, home[nhome], sizeof home[0]))
+    nhome += nhome == 0 || strcmp(home[nhome - 1], home[nhome]) != 0;
+  dt_str tried = {0};
+  dt_status st = DT_OK;
+  *handle = NULL;
+  for (int i = 0; i < nhome && !*handle && !st; i++)
+    for (int j = 0; j < (int)(sizeof rel / sizeof *rel) && !*handle && !st; j++) {
+      snprintf(path, sizeof path, "%s%s/%s", home[i], rel[j], name);
+      if (access(path, R_OK)) {
+        dt_str_add(&tried, "%s%s", tried.n ? ", " : "", path);
+        continue;
+      }
+      /* Open MPI opens modules of its own that look its symbols up in the global scope */
+      *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+      if (!*handle)
+        st = dt_fail(e, DT_EIO, NULL,
+                     "started by an MPI launcher, but the plug-in does not load: %s; install Open MPI's library (Debian: "
+                     "apt install libopenmpi3 openmpi-bin), or set DT_COMM=self to run each process alone", dlerror());
+    }
+  if (!st && !*handle)
+    st = dt_fail(e, DT_EIO, NULL,
+                 "started by an MPI launcher, but %s was not found; tried %s; build it with `make` where mpicc is installed "
+                 "(Debian: apt install libopenmpi-dev openmpi-bin), or set DT_COMM=self to run each process alone",
+                 name, tried.n ? tried.p : "no folder");
+  dt_str_free(&tried);
+  return st;
+}
+
+dt_status dt_comm_world(dt_comm **out, dt_err *e) {
+  static const dt_comm_host host = {DT_COMM_ABI, dt_fail, dt_log, dt_xalloc, dt_env_int, dt_comm_check, dt_dtype_name, dt_now};
+  const char *want = dt_env("DT_COMM");
+  if (want && strcmp(want, "self") && strcmp(want, "mpi"))
+    return dt_fail(e, DT_EUSER, NULL, "DT_COMM=%s: want self (no communication) or mpi, or leave it unset", want);
+  if (want ? !strcmp(want, "self") : !dt_comm_launched()) return dt_comm_self(out, e);
+  void *handle;
+  DT_TRY(load(&handle, e));
+  dt_mpi_open_fn *open;
+  *(void **)&open = dlsym(handle, DT_MPI_OPEN);
+  if (!open) return dt_fail(e, DT_EBUG, NULL, "libdtrain_mpi.so has no entry %s; rebuild it with `make`", DT_MPI_OPEN);
+  return open(&host, out, e);
+}

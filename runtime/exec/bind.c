@@ -1,0 +1,263 @@
+/* Memory and pointers: one private arena for the rank, one window that peers on the host can read for gradients and communication
+ * buffers (part of the arena when the rank is alone). What is allocated is exactly what the plans say; this file checks it.
+ *
+ * Plans on one executor share parameters, states, gradients and the pool; each has its own inputs, scalars and outputs, and
+ * buffers of the same name are the first plan's. Called by exec.c. */
+#include <math.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "exec.h"
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+enum { BIG = 4 << 20 };
+
+static dt_status get_memory(int64_t bytes, char **p, dt_err *e) {
+  *p = NULL;
+  if (!bytes) return DT_OK;
+  if (bytes >= BIG) {
+    *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*p == MAP_FAILED) {
+      *p = NULL;
+      return dt_fail(e, DT_ENOMEM, NULL, "cannot allocate the %lld bytes that the plan needs; use a smaller microbatch, a smaller model or more ranks", (long long)bytes);
+    }
+    madvise(*p, (size_t)bytes, MADV_HUGEPAGE);
+    return DT_OK;
+  }
+  if (posix_memalign((void **)p, 64, (size_t)bytes)) return dt_fail(e, DT_ENOMEM, NULL, "cannot allocate %lld bytes", (long long)bytes);
+  memset(*p, 0, (size_t)bytes);
+  return DT_OK;
+}
+
+static void drop_memory(char *p, int64_t bytes) {
+  if (!p) return;
+  if (bytes >= BIG) munmap(p, (size_t)bytes);
+  else free(p);
+}
+
+/* the first plan's address of a buffer of this name, or NULL */
+static char *shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root) {
+  if (k == 0) return NULL;
+  const dt_graph *m = x->b[0].plan->g;
+  for (int i = 0; i < g->buf.n; i++)
+    if (g->val.p[g->buf.p[i].val].root == root && g->buf.p[i].name)
+      for (int j = 0; j < m->buf.n; j++)
+        if (m->buf.p[j].name && !strcmp(m->buf.p[j].name, g->buf.p[i].name) &&
+            dt_type_eq(&m->val.p[m->buf.p[j].val].t, &g->val.p[g->buf.p[i].val].t))
+          return x->b[0].persist + m->val.p[m->val.p[m->buf.p[j].val].root].addr;
+  return NULL;
+}
+
+static char *place(dt_exec *x, int k, dt_addr a) {
+  bound_plan *b = &x->b[k];
+  if (a.region != DT_REG_PERSIST) return x->base[a.region] + a.off;
+  if (k > 0) { /* a shared buffer? */
+    const dt_graph *g = b->plan->g;
+    for (int i = 0; i < g->buf.n; i++) {
+      dt_val r = g->val.p[g->buf.p[i].val].root;
+      const dt_value *v = &g->val.p[r];
+      if (v->region == DT_REG_PERSIST && a.off >= v->addr && a.off < v->addr + max64(1, dt_nbytes(&v->t))) {
+        char *p = shared_buffer(x, k, g, r);
+        if (p) return p + (a.off - v->addr);
+      }
+    }
+  }
+  return b->persist + a.off;
+}
+
+static dt_view view_at(dt_exec *x, int k, dt_val v) {
+  const dt_graph *g = x->b[k].plan->g;
+  const dt_value *a = &g->val.p[v], *r = &g->val.p[a->root];
+  dt_view w = {.t = a->t};
+  memcpy(w.stride, a->stride, sizeof w.stride);
+  dt_addr at = {r->region, r->addr + a->offset * (int64_t)dt_dtype_size(r->t.dtype)};
+  w.p = place(x, k, at);
+  return w;
+}
+
+static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
+  bound_plan *b = &x->b[k];
+  dt_plan *p = b->plan;
+  dt_graph *g = p->g;
+  b->samples = dt_xalloc(sizeof(int64_t) * (size_t)max64(1, p->rows));
+  b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
+  b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
+  b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
+  for (int i = 0; i < g->input.n; i++) b->input[i] = view_at(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->output.n; i++) b->output[i] = view_at(x, k, g->output.p[i]);
+  b->stats = g->stats >= 0 ? view_at(x, k, g->stats).p : NULL;
+  for (int s = 0; s < 3; s++) {
+    int n = p->seg[s].ins.n;
+    b->seg[s] = dt_xalloc(sizeof(bound) * (size_t)(n + 1));
+    for (int i = 0; i < n; i++) {
+      const dt_instr *ins = &p->seg[s].ins.p[i];
+      bound *q = &b->seg[s][i];
+      q->ins = ins;
+      if (ins->kind == DT_I_WAIT) continue;
+      dt_call *c = &q->call;
+      c->nin = ins->nin, c->nout = ins->nout;
+      dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(ins->nin + 1));
+      c->in = in;
+      for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j]);
+      for (int j = 0; j < ins->nout; j++) c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j]);
+      memcpy(c->attr, ins->attr, sizeof c->attr);
+      c->vm = ins->vm;
+      c->flags = ins->acc;
+      c->ws = x->ws;
+      c->ws_bytes = (size_t)p->ws;
+      c->pool = x->ctx->pool;
+      c->tick = &x->tick;
+      if (ins->kind == DT_I_COMM) {
+        q->job = (dt_commjob){.comm = x->ctx->comm, .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
+        switch (ins->op) {
+          case DT_OP_all_reduce: q->job.kind = DT_CJ_ALL_REDUCE; break;
+          case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.n = dt_nbytes(&in[0].t), q->job.root = (int)ins->attr[1].i; break;
+          default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
+        }
+        continue;
+      }
+      const dt_kernel *kern = &x->ctx->kernels[ins->op];
+      q->run = kern->run;
+      if (!q->run) return dt_fail(e, DT_EBUG, NULL, "no kernel for %s", dt_op(ins->op)->name);
+      if (kern->prepare) DT_TRY(kern->prepare(c, e));
+      if (s == 2 && g->norm >= 0)
+        for (int j = 0; j < ins->nout; j++)
+          if (c->out[j].p == view_at(x, k, g->norm).p) b->norm_at = i + 1;
+    }
+  }
+  return DT_OK;
+}
+
+dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
+  int64_t r[DT_NREG] = {0}, ws = 0, pool = 0, tickets = 0;
+  for (int k = 0; k < x->nplan; k++) {
+    const dt_plan *p = x->b[k].plan;
+    for (int i = 0; i < DT_NREG; i++) r[i] = i == DT_REG_PERSIST ? r[i] + p->bytes[i] : max64(r[i], p->bytes[i]);
+    ws = max64(ws, p->ws);
+    pool = max64(pool, p->bytes[DT_REG_ACT] + p->bytes[DT_REG_TEMP] - p->ws);
+    for (int s = 0; s < 3; s++)
+      for (int i = 0; i < p->seg[s].ins.n; i++) tickets = max64(tickets, p->seg[s].ins.p[i].ticket);
+  }
+  r[DT_REG_TEMP] = pool + ws - r[DT_REG_ACT];
+  memcpy(x->region_bytes, r, sizeof r);
+  bool alone = x->ctx->comm->size == 1;
+  x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM];
+  x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws + (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
+  int64_t planned = 0;
+  for (int i = 0; i < DT_NREG; i++) planned += r[i];
+  if (planned != x->arena_bytes + x->window_bytes)
+    return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned, (long long)(x->arena_bytes + x->window_bytes));
+  DT_TRY(get_memory(x->arena_bytes, &x->arena, e));
+  char *at = x->arena;
+  x->base[DT_REG_PARAM] = at, at += r[DT_REG_PARAM];
+  x->base[DT_REG_STATE] = at, at += r[DT_REG_STATE];
+  for (int k = 0; k < x->nplan; k++) x->b[k].persist = at, at += x->b[k].plan->bytes[DT_REG_PERSIST];
+  x->base[DT_REG_ACT] = x->base[DT_REG_TEMP] = at, at += pool;
+  x->ws = at, at += ws;
+  if (alone) {
+    x->base[DT_REG_GRAD] = at, at += r[DT_REG_GRAD];
+    x->base[DT_REG_COMM] = at, at += r[DT_REG_COMM];
+  } else if (x->window_bytes) {
+    void *w = NULL;
+    DT_TRY(x->ctx->comm->vt->alloc(x->ctx->comm, (size_t)x->window_bytes, &w, e));
+    x->window = w;
+    x->base[DT_REG_GRAD] = x->window;
+    x->base[DT_REG_COMM] = x->window + r[DT_REG_GRAD];
+  }
+  if (tickets) DT_TRY((x->queue = dt_commq_new(e)) ? DT_OK : e->code);
+  x->ticket = dt_xalloc(sizeof(uint64_t) * (size_t)(tickets + 1));
+  for (int k = 0; k < x->nplan; k++) DT_TRY(bind_plan(x, k, e));
+
+  /* the named tensors: parameters, buffers, states */
+  const dt_graph *g = x->b[0].plan->g;
+  DT_VEC(const char *) names = {0};
+  DT_VEC(dt_view) views = {0};
+  dt_graph *gm = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    dt_vec_push(&names, g->param.p[i].name);
+    dt_vec_push(&views, view_at(x, 0, g->param.p[i].val));
+  }
+  for (int i = 0; i < g->buf.n; i++) {
+    dt_vec_push(&names, dt_arena_printf(&gm->mem, "buffer:%s", g->buf.p[i].name));
+    dt_vec_push(&views, view_at(x, 0, g->buf.p[i].val));
+  }
+  for (int i = 0; i < g->param.n; i++)
+    for (int s = 0; s < g->param.p[i].nstate; s++) {
+      dt_vec_push(&names, dt_arena_printf(&gm->mem, "state:%s:%s", g->param.p[i].name, g->param.p[i].state_name[s]));
+      dt_vec_push(&views, view_at(x, 0, g->param.p[i].state[s]));
+    }
+  x->names = names.p, x->views = views.p, x->nnames = names.n;
+  return DT_OK;
+}
+
+void dt_exec_unbind(dt_exec *x) {
+  for (int k = 0; k < x->nplan; k++) {
+    bound_plan *b = &x->b[k];
+    for (int s = 0; s < 3 && b->seg[s]; s++) {
+      for (int i = 0; i < b->plan->seg[s].ins.n; i++) {
+        bound *q = &b->seg[s][i];
+        if (q->ins && q->ins->kind == DT_I_KERNEL && x->ctx->kernels[q->ins->op].release) x->ctx->kernels[q->ins->op].release(&q->call);
+        free((void *)q->call.in);
+      }
+      free(b->seg[s]);
+    }
+    free(b->samples), free(b->input), free(b->output), free(b->field);
+  }
+  dt_commq_free(x->queue);
+  if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
+  drop_memory(x->arena, x->arena_bytes);
+  free(x->ticket), free(x->names), free(x->views), free(x->field_of);
+}
+
+/* ---- first values: keyed by (seed, name, element), so that they depend neither on ranks nor on threads ---- */
+typedef struct filling { const dt_init *in; dt_view v; uint64_t key; } filling;
+
+static void fill_part(void *ctx, int part, int parts) {
+  const filling *f = ctx;
+  int64_t n = dt_numel(&f->v.t), quads = (n + 3) / 4;
+  for (int64_t q = quads * part / parts; q < quads * (part + 1) / parts; q++) {
+    uint32_t r[4];
+    dt_philox(f->key, 0, (uint64_t)q, r);
+    double v[4];
+    if (f->in->kind == DT_INIT_UNIFORM) {
+      for (int i = 0; i < 4; i++) v[i] = f->in->a + (f->in->b - f->in->a) * ((double)r[i] + 0.5) * 0x1p-32;
+    } else { /* Box-Muller */
+      for (int i = 0; i < 4; i += 2) {
+        double m = f->in->b * sqrt(-2 * log(((double)r[i] + 0.5) * 0x1p-32)), t = 6.283185307179586 * ((double)r[i + 1] * 0x1p-32);
+        v[i] = f->in->a + m * cos(t), v[i + 1] = f->in->a + m * sin(t);
+      }
+    }
+    for (int i = 0; i < 4 && 4 * q + i < n; i++) dt_put(f->v.p, f->v.t.dtype, 4 * q + i, v[i]);
+  }
+}
+
+static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *name) {
+  int64_t n = dt_numel(&v.t);
+  if (in->kind == DT_INIT_UNIFORM || in->kind == DT_INIT_NORMAL) {
+    filling f = {in, v, dt_hash(name, strlen(name), x->ctx->seed)};
+    dt_pool_run(x->ctx->pool, n > 4096 ? x->ctx->threads : 1, fill_part, &f);
+    return;
+  }
+  if (in->kind == DT_INIT_GIVEN && in->dtype == v.t.dtype) {
+    memcpy(v.p, in->data, (size_t)dt_nbytes(&v.t));
+    return;
+  }
+  for (int64_t i = 0; i < n; i++)
+    dt_put(v.p, v.t.dtype, i, in->kind == DT_INIT_GIVEN ? dt_get(in->data, in->dtype, i) : in->kind == DT_INIT_ONES ? 1 : in->kind == DT_INIT_CONST ? in->a : 0);
+}
+
+void dt_exec_init_values(dt_exec *x) {
+  for (int k = 0; k < x->nplan; k++) {
+    const dt_graph *g = x->b[k].plan->g;
+    if (k == 0)
+      for (int i = 0; i < g->param.n; i++) {
+        const dt_param *p = &g->param.p[i];
+        first_value(x, &p->init, view_at(x, 0, p->val), p->name);
+        for (int s = 0; s < p->nstate; s++)
+          first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, view_at(x, 0, p->state[s]), "");
+      }
+    for (int i = 0; i < g->buf.n; i++)
+      if (k == 0 || !shared_buffer(x, k, g, g->val.p[g->buf.p[i].val].root))
+        first_value(x, &g->buf.p[i].init, view_at(x, k, g->buf.p[i].val), g->buf.p[i].name ? g->buf.p[i].name : "");
+  }
+}

@@ -1,0 +1,345 @@
+/* The step: microbatches, the count, the update; evaluation; single calls. No allocation, no lock and no Lua after the first step.
+ *
+ * Invariant: whatever decides the course of a step (count, loss, overflow) has been reduced over all ranks before it is looked at, so
+ * all ranks take the same branch. */
+#include "exec.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "../plan/agree.h"
+
+dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec **out, dt_err *e) {
+  (void)e;
+  dt_exec *x = dt_xalloc(sizeof *x);
+  x->ctx = c;
+  if (o) x->o = *o;
+  if (o && o->nlr) x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);
+  if (o && o->groups) x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups), memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
+  x->state.loss_scale = main->spec.precision == DT_F16 ? (x->o.loss_scale > 0 ? x->o.loss_scale : 65536) : 1;
+  if (x->o.scale_window <= 0) x->o.scale_window = 1000;
+  if (x->o.hysteresis <= 0) x->o.hysteresis = 2;
+  if (x->o.nominal_count <= 0) x->o.nominal_count = 1;
+  x->state.hysteresis = x->o.hysteresis;
+  x->b[x->nplan++].plan = main;
+  *out = x;
+  return DT_OK;
+}
+
+dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
+  if (x->ready) return dt_fail(e, DT_EBUG, NULL, "plans are added before the executor is ready");
+  if (x->nplan == DT_MAX_PLANS) return dt_fail(e, DT_EUSER, NULL, "more than %d plans (microbatch sizes and evaluations) on one model", DT_MAX_PLANS);
+  const dt_plan *m = x->b[0].plan;
+  if (p->spec.train && p->seg[0].ins.n != m->seg[0].ins.n)
+    return dt_fail(e, DT_EBUG, NULL, "plans of two microbatch sizes differ in what they do before a step");
+  x->b[x->nplan].plan = p;
+  *number = x->nplan++;
+  return DT_OK;
+}
+
+dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
+  dt_comm *c = x->ctx->comm;
+  if (c->size > 1) {
+    dt_str lines = {0}, text = {0};
+    for (int k = 0; k < x->nplan; k++)
+      if (x->b[k].plan->spec.train || k == 0) {
+        dt_plan_collectives(x->b[k].plan, &lines);
+        if (k == 0) break; /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
+      }
+    dt_plan_text(x->b[0].plan, &text);
+    dt_status st = dt_agree(c, "collectives", lines.p ? lines.p : "", lines.n, e);
+    if (!st) st = dt_agree(c, "plans", text.p, text.n, e);
+    dt_str_free(&lines);
+    dt_str_free(&text);
+    DT_TRY(st);
+  }
+  DT_TRY(dt_exec_bind(x, e));
+  x->tick.seed = x->ctx->seed;
+  dt_exec_init_values(x);
+  if (c->size > 1)
+    for (int i = 0; i < x->nnames; i++) {
+      if (!strncmp(x->names[i], "state:", 6)) continue;
+      DT_TRY(c->vt->broadcast(c, x->views[i].p, dt_nbytes(&x->views[i].t), 0, e));
+    }
+  x->ready = true;
+  return DT_OK;
+}
+
+void dt_exec_free(dt_exec *x) {
+  if (!x) return;
+  dt_exec_unbind(x);
+  for (int k = 0; k < x->nplan; k++) dt_plan_free(x->b[k].plan);
+  free(x->lr), free(x->group_lr);
+  free(x);
+}
+
+dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
+void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
+int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]) {
+  if (by_region) memcpy(by_region, x->region_bytes, sizeof x->region_bytes);
+  return x->arena_bytes + x->window_bytes;
+}
+int dt_exec_names(dt_exec *x, const char ***names) {
+  *names = x->names;
+  return x->nnames;
+}
+dt_view dt_exec_get(dt_exec *x, const char *name) {
+  for (int i = 0; i < x->nnames; i++)
+    if (!strcmp(x->names[i], name)) return x->views[i];
+  return (dt_view){0};
+}
+
+static dt_status drain(dt_exec *x, dt_err *e) {
+  return x->queue && x->last_ticket ? dt_commq_wait(x->queue, x->last_ticket, e) : DT_OK;
+}
+
+/* Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part. */
+dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only, dt_err *e) {
+  for (int i = begin; i < end; i++) {
+    bound *q = &b->seg[seg][i];
+    const dt_instr *ins = q->ins;
+    if ((ins->flags & DT_NODE_LAST_MICRO) && !last) continue;
+    switch (ins->kind) {
+      case DT_I_KERNEL:
+        if (comm_only && !(ins->flags & DT_NODE_LAST_MICRO)) break;
+        q->call.flags = first ? ins->acc & ~ins->acc_first0 : ins->acc;
+        q->run(&q->call);
+        break;
+      case DT_I_COMM:
+        if (ins->ticket) {
+          x->ticket[ins->ticket] = x->last_ticket = dt_commq_submit(x->queue, &q->job);
+        } else {
+          DT_TRY(drain(x, e));
+          DT_TRY(dt_comm_run(&q->job, e));
+        }
+        break;
+      case DT_I_WAIT:
+        if (x->ticket[ins->ticket]) DT_TRY(dt_commq_wait(x->queue, x->ticket[ins->ticket], e));
+        break;
+    }
+  }
+  return DT_OK;
+}
+
+static dt_status whole(dt_exec *x, bound_plan *b, int seg, bool first, bool last, dt_err *e) {
+  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, e);
+}
+
+static double lr_now(const dt_exec *x) {
+  int64_t t = x->state.updates;
+  return x->o.nlr ? x->lr[t < x->o.nlr ? t : x->o.nlr - 1] : 0;
+}
+
+static void write_hypers(dt_exec *x, double inv_count) {
+  for (int k = 0; k < x->nplan; k++) {
+    const dt_graph *g = x->b[k].plan->g;
+    for (int i = 0; i < g->hyper.n; i++) {
+      const dt_hyper *h = &g->hyper.p[i];
+      const dt_value *v = &g->val.p[h->val];
+      double *p = (double *)(x->b[k].persist + v->addr), f = h->group < x->o.groups ? x->group_lr[h->group] : 1;
+      switch (h->kind) {
+        case DT_HY_LR: *p = lr_now(x) * f; break;
+        case DT_HY_T: *p = (double)(x->state.updates + 1); break;
+        case DT_HY_INV_COUNT: *p = inv_count; break;
+        case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
+        case DT_HY_CUSTOM: break;
+      }
+    }
+  }
+}
+
+static dt_status feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
+  for (int i = 0; i < b->plan->g->input.n; i++) {
+    int f = dt_dataset_field(ds, b->field[i]);
+    if (f < 0) return dt_fail(e, DT_EUSER, NULL, "the data has no field \"%s\"", b->field[i]);
+    const dt_view *v = &b->input[i];
+    int64_t row = dt_nbytes(&ds->field[f].t);
+    if (dt_nbytes(&v->t) != row * m->n || v->t.dtype != ds->field[f].t.dtype) {
+      char want[96], have[96];
+      return dt_fail(e, DT_EUSER, NULL, "field \"%s\": the plan wants %s, the data has %lld rows of %s", b->field[i], dt_type_str(&v->t, want, sizeof want),
+                     (long long)m->n, dt_type_str(&ds->field[f].t, have, sizeof have));
+    }
+    memcpy(v->p, m->field[f], (size_t)(row * m->n));
+  }
+  memcpy(b->samples, m->sample, sizeof(int64_t) * (size_t)m->n);
+  x->tick.sample = b->samples;
+  x->tick.nsample = m->n;
+  return DT_OK;
+}
+
+static bound_plan *plan_for(dt_exec *x, int64_t rows) {
+  for (int k = 0; k < x->nplan; k++)
+    if (x->b[k].plan->spec.train && x->b[k].plan->rows == rows) return &x->b[k];
+  return NULL;
+}
+
+/* The first instruction of the step's microbatches whose result is not finite: run again, looking. */
+static bool all_finite(const dt_view *v) {
+  if (!dt_is_float(v->t.dtype)) return true;
+  int64_t n = dt_numel(&v->t), idx[DT_MAX_DIM] = {0};
+  for (int64_t i = 0; i < n; i++) {
+    int64_t at = 0;
+    for (int d = 0; d < v->t.nd; d++) at += idx[d] * v->stride[d];
+    if (!isfinite(dt_get(v->p, v->t.dtype, at))) return false;
+    for (int d = v->t.nd - 1; d >= 0 && ++idx[d] == v->t.dim[d]; d--) idx[d] = 0;
+  }
+  return true;
+}
+
+static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const char *what, double value, dt_err *e) {
+  for (int m = 0; m < batch->nmicro; m++) {
+    bound_plan *b = plan_for(x, batch->micro[m].n);
+    DT_TRY(feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
+    x->tick.micro = m;
+    for (int i = 0; i < b->plan->seg[1].ins.n; i++) {
+      bound *q = &b->seg[1][i];
+      if (q->ins->kind != DT_I_KERNEL || (q->ins->flags & DT_NODE_LAST_MICRO)) continue;
+      q->call.flags = m == 0 ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
+      q->run(&q->call);
+      for (int o = 0; o < q->call.nout; o++)
+        if (!all_finite(&q->call.out[o])) {
+          char t[96], where[256] = "";
+          if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
+          dt_str chain = {0}; /* the ops of a fused chain */
+          static const char *const ew[] = {
+#define EW(name, ...) #name,
+#include "../../kernels/elementwise.def"
+#undef EW
+          };
+          if (q->ins->vm)
+            for (int j = 0; j < q->ins->vm->nins; j++) dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
+          dt_status st = dt_fail(e, DT_EUSER, where, "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); lower the learning rate, clip, or look at this operation's inputs",
+                                 (long long)batch->step, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
+                                 q->ins->phase == DT_FWD ? "" : ", in backward");
+          dt_str_free(&chain);
+          return st;
+        }
+    }
+  }
+  return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not", (long long)batch->step, what, value);
+}
+
+/* running statistics: equal on all ranks after each step, as the mean over ranks */
+static dt_status share_buffers(dt_exec *x, dt_err *e) {
+  const dt_plan *p = x->b[0].plan;
+  for (int i = 0; i < p->seg[1].ins.n; i++) {
+    const dt_instr *ins = &p->seg[1].ins.p[i];
+    for (int o = 0; o < ins->nout; o++)
+      for (int k = 0; k < p->g->buf.n; k++) {
+        const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
+        if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr || v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype)) continue;
+        DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
+      }
+  }
+  return DT_OK;
+}
+
+dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
+  double t0 = dt_now();
+  dt_comm *c = x->ctx->comm;
+  bound_plan *main = &x->b[0];
+  bool f16 = main->plan->spec.precision == DT_F16;
+  dt_batch batch;
+  *info = (dt_step_info){.step = x->state.step, .norm = -1};
+  DT_TRY(dt_loader_next(l, &batch, e));
+  if (!batch.count) return DT_OK; /* the data is over: samples = 0 */
+  info->epoch = batch.epoch;
+  info->samples = batch.count;
+  info->lr = lr_now(x);
+  info->loss_scale = x->state.loss_scale;
+  x->tick.step = x->state.step;
+  write_hypers(x, 0);
+  DT_TRY(whole(x, main, 0, true, true, e));
+  double stats[2] = {0, 0};
+  for (int m = 0; m < batch.nmicro; m++) {
+    bound_plan *b = plan_for(x, batch.micro[m].n);
+    if (!b) return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch.micro[m].n);
+    x->tick.micro = m;
+    DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
+    DT_TRY(whole(x, b, 1, m == 0, m == batch.nmicro - 1, e));
+    stats[0] += b->stats[0], stats[1] += b->stats[1];
+  }
+  if (!batch.nmicro) { /* no samples here: zero gradients, every collective */
+    memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
+    DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
+  }
+  if (c->size > 1) {
+    DT_TRY(drain(x, e));
+    DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
+    DT_TRY(share_buffers(x, e));
+  }
+  info->count = stats[1];
+  info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
+  if (!isfinite(info->loss) && !f16) return diagnose(x, &batch, l, "the loss", info->loss, e);
+  write_hypers(x, stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0);
+  int split = main->norm_at, n = main->plan->seg[2].ins.n;
+  DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, e));
+  if (main->plan->g->norm >= 0) {
+    dt_value *v = &main->plan->g->val.p[main->plan->g->norm];
+    info->norm = *(float *)(main->persist + v->addr);
+    if (!isfinite(info->norm) && !f16) return diagnose(x, &batch, l, "the gradient norm", info->norm, e);
+  }
+  info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
+  if (!info->skipped) {
+    DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, e));
+    x->state.updates++;
+  }
+  if (f16) { /* dynamic loss scale: shrink after `hysteresis` overflows, grow after a window without one, never below 1 */
+    if (info->skipped) {
+      x->state.good = 0;
+      if (--x->state.hysteresis <= 0) {
+        x->state.loss_scale = x->state.loss_scale > 2 ? x->state.loss_scale / 2 : 1;
+        x->state.hysteresis = 1;
+      }
+    } else if (++x->state.good % x->o.scale_window == 0) {
+      x->state.loss_scale *= 2;
+      x->state.hysteresis = x->o.hysteresis;
+    }
+  }
+  x->state.step++;
+  info->seconds = dt_now() - t0;
+  return DT_OK;
+}
+
+dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e) {
+  dt_batch batch;
+  for (int i = 0; i < nsums; i++) sums[i] = 0;
+  x->tick.step = x->state.step;
+  bool fresh[DT_MAX_PLANS] = {0};
+  for (;;) {
+    DT_TRY(dt_loader_next(l, &batch, e));
+    if (!batch.count) break;
+    for (int m = 0; m < batch.nmicro; m++) {
+      int k = -1;
+      for (int i = 0; i < n; i++)
+        if (x->b[numbers[i]].plan->rows == batch.micro[m].n) k = numbers[i];
+      if (k < 0) return dt_fail(e, DT_EBUG, NULL, "no evaluation plan for %lld rows", (long long)batch.micro[m].n);
+      bound_plan *b = &x->b[k];
+      if (!fresh[k]) DT_TRY(whole(x, b, 0, true, true, e));
+      fresh[k] = true;
+      DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
+      x->tick.micro = m;
+      DT_TRY(whole(x, b, 1, true, true, e));
+      for (int i = 0; i < nsums && i < b->plan->g->output.n; i++) sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
+    }
+  }
+  if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
+  return DT_OK;
+}
+
+dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e) {
+  bound_plan *b = &x->b[number];
+  if (nin != b->plan->g->input.n) return dt_fail(e, DT_EUSER, NULL, "%d inputs given, %d wanted", nin, b->plan->g->input.n);
+  for (int i = 0; i < nin; i++) {
+    if (!dt_type_eq(&in[i].t, &b->input[i].t) || !dt_view_contiguous(&in[i])) {
+      char have[96], want[96];
+      return dt_fail(e, DT_EUSER, NULL, "input %d is %s, the plan wants %s, contiguous", i + 1, dt_type_str(&in[i].t, have, sizeof have), dt_type_str(&b->input[i].t, want, sizeof want));
+    }
+    if (dt_nbytes(&in[i].t)) memcpy(b->input[i].p, in[i].p, (size_t)dt_nbytes(&in[i].t));
+  }
+  x->tick.nsample = 0;
+  for (int s = 0; s < 3; s++) DT_TRY(whole(x, b, s, true, true, e));
+  return drain(x, e);
+}
+
+dt_view dt_exec_output(dt_exec *x, int number, int i) { return x->b[number].output[i]; }

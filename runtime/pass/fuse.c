@@ -1,0 +1,483 @@
+/* fuse: every elementwise node becomes part of a `fused` node that carries one vector program; a chain that follows a linear layer
+ * becomes that layer's epilogue; an assignment of a chain's result makes the chain write in place.
+ *
+ * A group holds nodes of one phase, one iteration space and one compute type. Invariant: contracting a group leaves the graph acyclic
+ * (`closes_cycle`), so that a stable topological sort afterwards always succeeds. Constants become immediates. Values used outside of the
+ * group are its outputs; the vector machine stores them, everything else stays in registers. */
+#include <stdlib.h>
+
+#include "pass.h"
+
+enum { MAX_GROUP = 48, MAX_GIN = 20, MAX_GOUT = DT_MAX_OUT };
+
+typedef struct group { DT_VEC(dt_nid) m; bool f64; int merged; /* -1, or the group that took it over */ } group;
+typedef struct fuser {
+  dt_graph *g;
+  int *grp;      /* [node] group or -1 */
+  DT_VEC(group) group;
+  int *nuse;     /* [value] uses by living nodes */
+  char *kept;    /* [value] must be readable outside: output, loss, leaf alias */
+  int *mark, stamp;
+} fuser;
+
+static void count_uses(fuser *f) {
+  memset(f->nuse, 0, sizeof(int) * (size_t)f->g->val.n);
+  for (int i = 0; i < f->g->node.n; i++)
+    if (!(f->g->node.p[i].flags & DT_NODE_DEAD))
+      for (int k = 0; k < f->g->node.p[i].nin; k++) f->nuse[f->g->node.p[i].in[k]]++;
+}
+
+static bool is_ew(const dt_node *n) { return !(n->flags & DT_NODE_DEAD) && dt_op(n->op)->ew >= 0; }
+
+/* f64 when the arithmetic needs it: a double or wide-integer result or operand (0-dim doubles convert on load) */
+static bool wants_f64(const dt_graph *g, const dt_node *n) {
+  int out = g->val.p[n->out[0]].t.dtype;
+  const dt_op_info *op = dt_op(n->op);
+  if (out == DT_F64) return true;
+  if (n->op == DT_OP_cast) {
+    int in = g->val.p[n->in[0]].t.dtype;
+    return !dt_is_float(out) && out != DT_BOOL && (in == DT_F64 || !dt_is_float(in));
+  }
+  if (op->ew_kind == DT_EWK_CMP) {
+    for (int k = 0; k < n->nin; k++) {
+      const dt_type *t = &g->val.p[n->in[k]].t;
+      bool wide = t->dtype == DT_F64 || t->dtype == DT_I64 || t->dtype == DT_I32;
+      if (wide && (t->nd > 0 || n->nin == 1)) return true;
+    }
+    if (g->val.p[n->out[0]].t.nd == 0)
+      for (int k = 0; k < n->nin; k++)
+        if (g->val.p[n->in[k]].t.dtype == DT_F64) return true;
+    return false;
+  }
+  return out == DT_I64 || out == DT_I32;
+}
+
+static bool same_dims(const dt_type *a, const dt_type *b) {
+  return a->nd == b->nd && !memcmp(a->dim, b->dim, sizeof(int64_t) * a->nd);
+}
+
+static int find(const fuser *f, int gi) {
+  while (gi >= 0 && f->group.p[gi].merged >= 0) gi = f->group.p[gi].merged;
+  return gi;
+}
+
+static bool constant(const dt_graph *g, dt_val v) { return g->node.p[g->val.p[v].node].op == DT_OP_full; }
+
+/* Does a node outside of groups a, b and node n depend on them and feed them? Walks producers of outside inputs down to `low`. */
+static bool reaches(fuser *f, dt_nid at, int a, int b, dt_nid low) {
+  dt_graph *g = f->g;
+  DT_VEC(dt_nid) stack = {0};
+  dt_vec_push(&stack, at);
+  bool hit = false;
+  while (stack.n && !hit) {
+    dt_nid x = stack.p[--stack.n];
+    if (x < low || f->mark[x] == f->stamp) continue;
+    int gx = find(f, f->grp[x]);
+    if (gx >= 0 && (gx == a || gx == b)) {
+      hit = true;
+      break;
+    }
+    f->mark[x] = f->stamp;
+    if (gx < 0) {
+      for (int k = 0; k < g->node.p[x].nin; k++) dt_vec_push(&stack, g->val.p[g->node.p[x].in[k]].node);
+    } else {
+      for (int m = 0; m < f->group.p[gx].m.n; m++) {
+        dt_nid y = f->group.p[gx].m.p[m];
+        f->mark[y] = f->stamp;
+        for (int k = 0; k < g->node.p[y].nin; k++) {
+          dt_nid z = g->val.p[g->node.p[y].in[k]].node;
+          if (find(f, f->grp[z]) != gx) dt_vec_push(&stack, z);
+        }
+      }
+    }
+  }
+  dt_vec_free(&stack);
+  return hit;
+}
+
+/* Would joining groups a and b (b may be -1) and node n (may be -1) into one close a cycle? */
+static bool closes_cycle(fuser *f, int a, int b, dt_nid n) {
+  dt_graph *g = f->g;
+  dt_nid low = INT32_MAX;
+  const int both[2] = {a, b};
+  for (int s = 0; s < 2; s++)
+    if (both[s] >= 0)
+      for (int m = 0; m < f->group.p[both[s]].m.n; m++)
+        if (f->group.p[both[s]].m.p[m] < low) low = f->group.p[both[s]].m.p[m];
+  f->stamp++;
+  for (int s = 0; s < 3; s++) {
+    int cnt = s < 2 ? (both[s] >= 0 ? f->group.p[both[s]].m.n : 0) : n >= 0;
+    for (int m = 0; m < cnt; m++) {
+      dt_nid x = s < 2 ? f->group.p[both[s]].m.p[m] : n;
+      for (int k = 0; k < g->node.p[x].nin; k++) {
+        dt_nid p = g->val.p[g->node.p[x].in[k]].node;
+        int gp = find(f, f->grp[p]);
+        if (gp >= 0 && (gp == a || gp == b)) continue;
+        if (reaches(f, p, a, b, low)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+/* inputs and outputs that the union would have */
+static bool fits(fuser *f, int a, int b, dt_nid n) {
+  dt_graph *g = f->g;
+  DT_VEC(dt_val) in = {0}, made = {0};
+  int members = 0, outs = 0;
+  const int both[2] = {a, b};
+  for (int s = 0; s < 3; s++) {
+    int cnt = s < 2 ? (both[s] >= 0 ? f->group.p[both[s]].m.n : 0) : n >= 0;
+    for (int m = 0; m < cnt; m++) {
+      dt_nid x = s < 2 ? f->group.p[both[s]].m.p[m] : n;
+      members++;
+      dt_vec_push(&made, g->node.p[x].out[0]);
+      for (int k = 0; k < g->node.p[x].nin; k++) {
+        dt_val v = g->node.p[x].in[k];
+        int gp = find(f, f->grp[g->val.p[v].node]);
+        if (constant(g, v) || (gp >= 0 && (gp == a || gp == b)) || g->val.p[v].node == n) continue;
+        int i = 0;
+        while (i < in.n && in.p[i] != v) i++;
+        if (i == in.n) dt_vec_push(&in, v);
+      }
+    }
+  }
+  for (int i = 0; i < made.n; i++) {
+    int inside = 0;
+    for (int s = 0; s < 3; s++) {
+      int cnt = s < 2 ? (both[s] >= 0 ? f->group.p[both[s]].m.n : 0) : n >= 0;
+      for (int m = 0; m < cnt; m++) {
+        const dt_node *x = &g->node.p[s < 2 ? f->group.p[both[s]].m.p[m] : n];
+        for (int k = 0; k < x->nin; k++) inside += x->in[k] == made.p[i];
+      }
+    }
+    outs += f->kept[made.p[i]] || f->nuse[made.p[i]] > inside;
+  }
+  bool ok = members <= MAX_GROUP && in.n <= MAX_GIN && outs <= MAX_GOUT;
+  dt_vec_free(&in);
+  dt_vec_free(&made);
+  return ok;
+}
+
+static void form_groups(fuser *f) {
+  dt_graph *g = f->g;
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (!is_ew(n) || n->op == DT_OP_full) continue;
+    bool f64 = wants_f64(g, n);
+    int mine = -1;
+    for (int k = 0; k < n->nin; k++) {
+      dt_nid p = g->val.p[n->in[k]].node;
+      int gp = find(f, f->grp[p]);
+      if (gp < 0 || gp == mine) continue;
+      const dt_node *q = &g->node.p[f->group.p[gp].m.p[0]];
+      if (q->phase != n->phase || f->group.p[gp].f64 != f64 ||
+          !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
+        continue;
+      if (!fits(f, gp, mine, i) || closes_cycle(f, gp, mine, i)) continue;
+      if (mine < 0) {
+        mine = gp;
+      } else { /* the later group goes into the earlier one; members stay sorted */
+        group *a = &f->group.p[mine], *b = &f->group.p[gp];
+        DT_VEC(dt_nid) all = {0};
+        for (int x = 0, y = 0; x < a->m.n || y < b->m.n;) {
+          bool left = y == b->m.n || (x < a->m.n && a->m.p[x] < b->m.p[y]);
+          dt_vec_push(&all, left ? a->m.p[x++] : b->m.p[y++]);
+        }
+        free(a->m.p);
+        a->m.p = all.p, a->m.n = all.n, a->m.cap = all.cap;
+        dt_vec_free(&b->m);
+        b->merged = mine;
+      }
+    }
+    if (mine < 0) {
+      dt_vec_push(&f->group, ((group){.f64 = f64, .merged = -1}));
+      mine = f->group.n - 1;
+    }
+    dt_vec_push(&f->group.p[mine].m, i);
+    f->grp[i] = mine;
+  }
+}
+
+/* Registers: inputs first, then temporaries, reused after their last reading unless they are stored. */
+static void allocate(dt_vm *vm) {
+  int nv = vm->nreg;
+  int *last = dt_xalloc(sizeof(int) * (size_t)(nv + 1)), *reg = dt_xalloc(sizeof(int) * (size_t)(nv + 1));
+  for (int i = 0; i < nv; i++) last[i] = -1, reg[i] = i < vm->nin ? i : -1;
+  for (int i = 0; i < vm->nins; i++) {
+    const int16_t use[3] = {vm->ins[i].a, vm->ins[i].b, vm->ins[i].c};
+    for (int k = 0; k < 3; k++)
+      if (use[k] >= 0) last[use[k]] = i;
+  }
+  for (int o = 0; o < vm->nout; o++) last[vm->out[o]] = vm->nins;
+  DT_VEC(int) spare = {0};
+  int top = vm->nin;
+  for (int i = 0; i < vm->nins; i++) {
+    dt_vmi *x = &vm->ins[i];
+    int16_t *use[3] = {&x->a, &x->b, &x->c};
+    int16_t old[3] = {x->a, x->b, x->c};
+    for (int k = 0; k < 3; k++)
+      if (old[k] >= 0) *use[k] = (int16_t)reg[old[k]];
+    for (int k = 0; k < 3; k++)
+      if (old[k] >= vm->nin && last[old[k]] == i && reg[old[k]] >= 0) {
+        dt_vec_push(&spare, reg[old[k]]);
+        reg[old[k]] = -1;
+      }
+    int d = x->dst;
+    reg[d] = spare.n ? spare.p[--spare.n] : top++;
+    x->dst = (int16_t)reg[d];
+  }
+  for (int o = 0; o < vm->nout; o++) vm->out[o] = (int16_t)reg[vm->out[o]];
+  vm->nreg = top;
+  dt_vec_free(&spare);
+  free(last);
+  free(reg);
+}
+
+static int16_t reg_of(dt_val v, const dt_val *in, int nin, const dt_val *made, const int *maderg, int nmade) {
+  for (int i = nmade - 1; i >= 0; i--)
+    if (made[i] == v) return (int16_t)maderg[i];
+  for (int i = 0; i < nin; i++)
+    if (in[i] == v) return (int16_t)i;
+  return -1;
+}
+
+/* One program from a list of elementwise nodes; the fused node is written over the last of them. */
+static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
+  dt_graph *g = f->g;
+  DT_VEC(dt_val) in = {0}, out = {0}, made = {0};
+  DT_VEC(int) rg = {0};
+  for (int i = 0; i < n; i++) dt_vec_push(&made, g->node.p[m[i]].out[0]);
+  for (int i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[m[i]];
+    for (int k = 0; k < x->nin; k++) {
+      dt_val v = x->in[k];
+      bool inside = false;
+      for (int j = 0; j < made.n; j++) inside |= made.p[j] == v;
+      for (int j = 0; j < in.n; j++) inside |= in.p[j] == v;
+      if (!inside && !constant(g, v)) dt_vec_push(&in, v);
+    }
+  }
+  dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
+  vm->f64 = f64;
+  vm->nin = in.n;
+  vm->space = g->val.p[g->node.p[m[n - 1]].out[0]].t;
+  int cap = n;
+  for (int i = 0; i < n; i++) cap += g->node.p[m[i]].nin;
+  vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi) * (size_t)cap);
+  int next = in.n;
+  made.n = 0;
+  for (int i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[m[i]];
+    int16_t r[3] = {-1, -1, -1};
+    for (int k = 0; k < x->nin; k++) {
+      dt_val v = x->in[k];
+      if (constant(g, v)) {
+        int j = 0; /* the same constant again? */
+        double c = g->node.p[g->val.p[v].node].attr[0].f;
+        while (j < vm->nins && !(vm->ins[j].op == DT_EW_full && !memcmp(&vm->ins[j].imm[0], &c, sizeof c))) j++;
+        if (j == vm->nins) vm->ins[vm->nins++] = (dt_vmi){DT_EW_full, (int16_t)next++, -1, -1, -1, {c, 0}};
+        r[k] = vm->ins[j].dst;
+      } else {
+        r[k] = reg_of(v, in.p, in.n, made.p, rg.p, made.n);
+      }
+    }
+    dt_vmi ins = {(uint16_t)dt_op(x->op)->ew, (int16_t)next++, r[0], r[1], r[2], {0, 0}};
+    if (x->op == DT_OP_cast) ins.imm[0] = (double)x->attr[0].i;
+    else ins.imm[0] = x->attr[0].f, ins.imm[1] = x->attr[1].f;
+    vm->ins[vm->nins++] = ins;
+    dt_vec_push(&made, x->out[0]);
+    dt_vec_push(&rg, ins.dst);
+  }
+  vm->nreg = next;
+  for (int i = 0; i < made.n; i++) {
+    int inside = 0;
+    for (int j = 0; j < n; j++)
+      for (int k = 0; k < g->node.p[m[j]].nin; k++) inside += g->node.p[m[j]].in[k] == made.p[i];
+    if (f->kept[made.p[i]] || f->nuse[made.p[i]] > inside) dt_vec_push(&out, i);
+  }
+  vm->nout = out.n;
+  vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t) * (size_t)(out.n + 1));
+  for (int o = 0; o < out.n; o++) vm->out[o] = (int16_t)rg.p[out.p[o]];
+  allocate(vm);
+
+  dt_nid at = m[n - 1];
+  for (int i = 0; i < n - 1; i++) g->node.p[m[i]].flags |= DT_NODE_DEAD;
+  dt_node *x = &g->node.p[at];
+  x->op = DT_OP_fused;
+  memset(x->attr, 0, sizeof x->attr);
+  x->vm = vm;
+  x->in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(in.n + 1));
+  if (in.n) memcpy(x->in, in.p, sizeof(dt_val) * (size_t)in.n);
+  x->nin = (int16_t)in.n;
+  x->nout = (int16_t)out.n;
+  if (!out.n) x->flags |= DT_NODE_DEAD;
+  for (int o = 0; o < out.n; o++) {
+    dt_val v = made.p[out.p[o]];
+    x->out[o] = v;
+    g->val.p[v].node = at;
+    g->val.p[v].out = (int16_t)o;
+  }
+  dt_vec_free(&in);
+  dt_vec_free(&out);
+  dt_vec_free(&made);
+  dt_vec_free(&rg);
+}
+
+/* assign(leaf, value): the chain that makes the value writes the leaf's memory; otherwise a program that copies. */
+static void lower_assigns(fuser *f) {
+  dt_graph *g = f->g;
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    dt_node *n = &g->node.p[i];
+    if ((n->flags & DT_NODE_DEAD) || n->op != DT_OP_assign) continue;
+    dt_val dst = n->in[0], src = n->in[1];
+    const dt_node *p = &g->node.p[g->val.p[src].node];
+    const dt_value *d = &g->val.p[dst];
+    dt_value *s = &g->val.p[src];
+    if (p->op == DT_OP_fused && p->phase == n->phase && s->root == src && same_dims(&s->t, &d->t) && s->t.dtype == d->t.dtype &&
+        !f->kept[src]) {
+      s->root = d->root, s->offset = d->offset;
+      memcpy(s->stride, d->stride, sizeof s->stride);
+      n->flags |= DT_NODE_DEAD;
+      for (dt_nid j = 0; j < g->node.n; j++)
+        for (int k = 0; k < g->node.p[j].nin; k++)
+          if (g->node.p[j].in[k] == n->out[0]) g->node.p[j].in[k] = src;
+      continue;
+    }
+    dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
+    *vm = (dt_vm){.nin = 1, .nout = 1, .nreg = 1, .f64 = d->t.dtype == DT_F64 || !dt_is_float(d->t.dtype), .space = d->t};
+    vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
+    n->op = DT_OP_fused;
+    n->vm = vm;
+    n->in[0] = src;
+    n->nin = 1;
+    dt_value *o = &g->val.p[n->out[0]];
+    o->root = d->root, o->offset = d->offset;
+    memcpy(o->stride, d->stride, sizeof o->stride);
+  }
+}
+
+/* Can `from` be computed without `what`? */
+static bool depends(fuser *f, dt_nid from, dt_nid what) {
+  DT_VEC(dt_nid) stack = {0};
+  dt_vec_push(&stack, from);
+  f->stamp++;
+  bool hit = false;
+  while (stack.n && !hit) {
+    dt_nid x = stack.p[--stack.n];
+    if (x == what) hit = true;
+    if (x < what || f->mark[x] == f->stamp) continue;
+    f->mark[x] = f->stamp;
+    for (int k = 0; k < f->g->node.p[x].nin; k++) dt_vec_push(&stack, f->g->val.p[f->g->node.p[x].in[k]].node);
+  }
+  dt_vec_free(&stack);
+  return hit;
+}
+
+/* linear + the chain that consumes it = linear with an epilogue, standing where the chain stood */
+static void epilogues(fuser *f) {
+  dt_graph *g = f->g;
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    dt_node *c = &g->node.p[i];
+    if ((c->flags & DT_NODE_DEAD) || c->op != DT_OP_fused || c->vm->f64) continue;
+    for (int k = 0; k < c->nin; k++) {
+      dt_val y = c->in[k];
+      dt_nid li = g->val.p[y].node;
+      dt_node *l = &g->node.p[li];
+      if (l->op != DT_OP_linear || l->vm || l->phase != c->phase || f->kept[y] || !same_dims(&g->val.p[y].t, &c->vm->space)) continue;
+      int nb = l->nin;
+      bool also = f->nuse[y] > 1;
+      if (nb + c->nin - 1 > 16 || c->nout + also > DT_MAX_OUT) continue;
+      bool bad = false;
+      for (int j = 0; j < c->nin && !bad; j++)
+        bad = j != k && (c->in[j] == y || depends(f, g->val.p[c->in[j]].node, li));
+      if (bad) continue;
+      /* program input 0 is y: swap registers k and 0 */
+      dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
+      *vm = *c->vm;
+      vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi) * (size_t)(vm->nins + 1));
+      for (int j = 0; j < vm->nins; j++) {
+        vm->ins[j] = c->vm->ins[j];
+        int16_t *r[4] = {&vm->ins[j].a, &vm->ins[j].b, &vm->ins[j].c, &vm->ins[j].dst};
+        for (int q = 0; q < 4; q++) *r[q] = *r[q] == 0 ? (int16_t)k : *r[q] == k ? 0 : *r[q];
+      }
+      vm->nout = c->nout + also;
+      vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t) * (size_t)(vm->nout + 1));
+      for (int o = 0; o < c->nout; o++) {
+        int16_t r = c->vm->out[o];
+        vm->out[o] = r == 0 ? (int16_t)k : r == k ? 0 : r;
+      }
+      dt_val *in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(nb + c->nin));
+      memcpy(in, l->in, sizeof(dt_val) * (size_t)nb);
+      int nin = nb;
+      for (int j = 1; j < c->nin; j++) in[nin++] = c->in[j == k ? 0 : j];
+      if (also) {
+        vm->out[c->nout] = 0;
+        c->out[c->nout] = y;
+        c->nout++;
+        g->val.p[y].out = (int16_t)(c->nout - 1);
+        g->val.p[y].node = i;
+      }
+      c->op = DT_OP_linear;
+      memcpy(c->attr, l->attr, sizeof c->attr);
+      c->vm = vm;
+      c->in = in;
+      c->nin = (int16_t)nin;
+      c->file = l->file, c->line = l->line;
+      l->flags |= DT_NODE_DEAD;
+      break;
+    }
+  }
+}
+
+dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
+  (void)s;
+  fuser f = {.g = g};
+  f.grp = dt_xalloc(sizeof(int) * (size_t)(g->node.n + 1));
+  f.mark = dt_xalloc(sizeof(int) * (size_t)(g->node.n + 1));
+  f.nuse = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  f.kept = dt_xalloc((size_t)g->val.n + 1);
+  for (int i = 0; i < g->node.n; i++) f.grp[i] = -1;
+  count_uses(&f);
+  for (int i = 0; i < g->output.n; i++) f.kept[g->output.p[i]] = 1;
+  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
+  for (int i = 0; i < 4; i++)
+    if (also[i] >= 0) f.kept[also[i]] = 1;
+  for (int i = 0; i < g->param.n; i++)
+    if (g->param.p[i].compute >= 0) f.kept[g->param.p[i].compute] = 1;
+
+  form_groups(&f);
+  for (int i = 0; i < f.group.n; i++)
+    if (f.group.p[i].merged < 0) lower_group(&f, f.group.p[i].m.p, f.group.p[i].m.n, f.group.p[i].f64);
+  count_uses(&f);
+  for (dt_nid i = 0; i < g->node.n; i++) { /* constants that something else reads */
+    dt_node *n = &g->node.p[i];
+    if ((n->flags & DT_NODE_DEAD) || n->op != DT_OP_full) continue;
+    dt_val v = n->out[0];
+    if (!f.kept[v] && !f.nuse[v]) {
+      n->flags |= DT_NODE_DEAD;
+      continue;
+    }
+    dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
+    *vm = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .f64 = g->val.p[v].t.dtype == DT_F64 || !dt_is_float(g->val.p[v].t.dtype), .space = g->val.p[v].t};
+    vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
+    vm->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {n->attr[0].f, 0}};
+    vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
+    n->op = DT_OP_fused;
+    n->vm = vm;
+    memset(n->attr, 0, sizeof n->attr);
+  }
+  lower_assigns(&f);
+  count_uses(&f);
+  epilogues(&f);
+  for (int i = 0; i < f.group.n; i++) dt_vec_free(&f.group.p[i].m);
+  dt_vec_free(&f.group);
+  free(f.grp);
+  free(f.mark);
+  free(f.nuse);
+  free(f.kept);
+  DT_TRY(dt_graph_sort(g, e));
+  dt_graph_compact(g);
+  g->level = DT_FUSED;
+  return DT_OK;
+}

@@ -1,0 +1,161 @@
+/* order: one line of nodes. Phases in order; producers before users; whoever reads a leaf's old value before its writer; otherwise the
+ * order in which nodes were made, except that communication starts as soon as its input is ready.
+ *
+ * Also decides which collectives run on the computing thread: those after which no work is left in the microbatch to hide them.
+ * `dt_graph_sort` serves the fuse and bucket passes too. */
+#include <stdlib.h>
+
+#include "pass.h"
+
+/* Below this many floating-point operations after a collective in its segment there is nothing to overlap: handing it to another
+ * thread (about 10-50 microseconds) costs more than it hides. */
+#define OVERLAP_FLOPS 2e6
+
+typedef struct heap { uint64_t *key; dt_nid *id; int n; } heap;
+static void heap_push(heap *h, uint64_t key, dt_nid id) {
+  int i = h->n++;
+  for (; i && h->key[(i - 1) / 2] > key; i = (i - 1) / 2) h->key[i] = h->key[(i - 1) / 2], h->id[i] = h->id[(i - 1) / 2];
+  h->key[i] = key, h->id[i] = id;
+}
+static dt_nid heap_pop(heap *h) {
+  dt_nid top = h->id[0];
+  uint64_t key = h->key[--h->n];
+  dt_nid id = h->id[h->n];
+  int i = 0;
+  for (int c; (c = 2 * i + 1) < h->n; i = c) {
+    if (c + 1 < h->n && h->key[c + 1] < h->key[c]) c++;
+    if (h->key[c] >= key) break;
+    h->key[i] = h->key[c], h->id[i] = h->id[c];
+  }
+  h->key[i] = key, h->id[i] = id;
+  return top;
+}
+
+/* rank of a phase in time: input and weight gradients of a microbatch share a segment */
+static uint64_t when(const dt_node *n) {
+  static const uint8_t t[] = {[DT_PRE] = 1, [DT_FWD] = 2, [DT_BWD] = 3, [DT_WGT] = 3, [DT_UPD] = 4};
+  return dt_op(n->op)->flags & OP_LEAF ? 0 : t[n->phase];
+}
+
+/* Runs as soon as it can: communication, and what joins and converts its input. */
+static bool urgent(const dt_node *n) {
+  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_LAST_MICRO) || n->op == DT_OP_accum_grad || n->op == DT_OP_pack;
+}
+
+dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
+  int n = g->node.n;
+  DT_VEC(dt_nid) from = {0}, to = {0}; /* edges */
+  for (dt_nid i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (x->flags & DT_NODE_DEAD) continue;
+    for (int k = 0; k < x->nin; k++) {
+      dt_vec_push(&from, g->val.p[x->in[k]].node);
+      dt_vec_push(&to, i);
+    }
+  }
+  /* in-place writers of a leaf come after the readers of its old value. Chain the nodes that touch a root: several
+   * writers of one root (ranges of a flat buffer) only wait for readers that overlap; whole leaves in practice */
+  dt_nid *writer = dt_xalloc(sizeof(dt_nid) * (size_t)(g->val.n + 1));
+  dt_val *link = dt_xalloc(sizeof(dt_val) * (size_t)(g->val.n + 1));
+  for (int v = 0; v < g->val.n; v++) writer[v] = -1, link[v] = -1;
+  for (dt_nid i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[i];
+    if ((x->flags & DT_NODE_DEAD) || (dt_op(x->op)->flags & (OP_LEAF | OP_VIEW))) continue;
+    for (int o = 0; o < x->nout; o++) {
+      dt_val v = x->out[o], r = g->val.p[v].root;
+      if (r == v || !(dt_op(g->node.p[g->val.p[r].node].op)->flags & OP_LEAF)) continue;
+      link[v] = writer[r] < 0 ? -1 : writer[r];
+      writer[r] = v; /* head of the list of written values of this root */
+    }
+  }
+  for (dt_nid i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (x->flags & DT_NODE_DEAD) continue;
+    for (int k = 0; k < x->nin; k++) {
+      const dt_value *u = &g->val.p[x->in[k]];
+      if (writer[u->root] < 0) continue;
+      int64_t ub = u->offset, ue = ub + 1; /* extent read */
+      for (int d = 0; d < u->t.nd; d++) ue += (u->t.dim[d] - 1) * u->stride[d];
+      for (dt_val w = writer[u->root]; w >= 0; w = link[w]) {
+        const dt_value *y = &g->val.p[w];
+        if (y->node == i || w == x->in[k] || g->val.p[x->in[k]].node == y->node) continue;
+        /* a value made by a writer (or a view of it) is the new one */
+        dt_nid p = u->node;
+        while ((dt_op(g->node.p[p].op)->flags & OP_VIEW) && g->node.p[p].nin) p = g->val.p[g->node.p[p].in[0]].node;
+        if (!(dt_op(g->node.p[p].op)->flags & OP_LEAF)) continue;
+        if (when(x) > when(&g->node.p[y->node])) continue; /* a later phase reads the new value */
+        if (ue <= y->offset || y->offset + dt_numel(&y->t) <= ub) continue;
+        dt_vec_push(&from, i);
+        dt_vec_push(&to, y->node);
+      }
+    }
+  }
+  free(writer);
+  free(link);
+
+  int *deg = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *head = dt_xalloc(sizeof(int) * (size_t)(n + 2));
+  for (int i = 0; i < from.n; i++) deg[to.p[i]]++, head[from.p[i] + 1]++;
+  for (int i = 0; i < n; i++) head[i + 1] += head[i];
+  dt_nid *adj = dt_xalloc(sizeof(dt_nid) * (size_t)(from.n + 1));
+  int *fill = dt_xalloc(sizeof(int) * (size_t)(n + 1));
+  for (int i = 0; i < from.n; i++) adj[head[from.p[i]] + fill[from.p[i]]++] = to.p[i];
+  heap h = {dt_xalloc(sizeof(uint64_t) * (size_t)(n + 1)), dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1)), 0};
+  dt_nid *place = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1)); /* new id */
+  for (int i = 0; i < n; i++) place[i] = -1;
+  DT_VEC(dt_node) sorted = {0};
+  int living = 0;
+#define KEY(i) (when(&g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint64_t)(uint32_t)(i))
+  for (dt_nid i = 0; i < n; i++) {
+    if (g->node.p[i].flags & DT_NODE_DEAD) continue;
+    living++;
+    if (!deg[i]) heap_push(&h, KEY(i), i);
+  }
+  while (h.n) {
+    dt_nid i = heap_pop(&h);
+    place[i] = sorted.n;
+    dt_vec_push(&sorted, g->node.p[i]);
+    for (int k = head[i]; k < head[i + 1]; k++)
+      if (!--deg[adj[k]]) heap_push(&h, KEY(adj[k]), adj[k]);
+  }
+#undef KEY
+  dt_status st = DT_OK;
+  if (sorted.n != living) {
+    const char *name = "?";
+    for (dt_nid i = 0; i < n; i++)
+      if (!(g->node.p[i].flags & DT_NODE_DEAD) && deg[i]) name = dt_op(g->node.p[i].op)->name;
+    st = dt_fail(e, DT_EBUG, NULL, "order: a cycle through %s (%d of %d nodes sorted)", name, sorted.n, living);
+    dt_vec_free(&sorted);
+  } else {
+    free(g->node.p);
+    g->node.p = sorted.p, g->node.n = sorted.n, g->node.cap = sorted.cap;
+    for (dt_nid i = 0; i < g->node.n; i++)
+      for (int o = 0; o < g->node.p[i].nout; o++) g->val.p[g->node.p[i].out[o]].node = i;
+    for (dt_nid i = 0; i < g->node.n; i++)
+      if (g->node.p[i].serves >= 0) g->node.p[i].serves = place[g->node.p[i].serves];
+  }
+  free(place);
+  dt_vec_free(&from);
+  dt_vec_free(&to);
+  free(deg), free(head), free(adj), free(fill), free(h.key), free(h.id);
+  return st;
+}
+
+dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
+  (void)s;
+  DT_TRY(dt_graph_sort(g, e));
+  dt_graph_compact(g);
+  double left[DT_UPD + 1] = {0};
+  for (dt_nid i = g->node.n - 1; i >= 0; i--) {
+    dt_node *x = &g->node.p[i];
+    x->order = i;
+    int seg = x->phase == DT_WGT || x->phase == DT_FWD ? DT_BWD : x->phase;
+    if (dt_op(x->op)->flags & OP_COMM) {
+      x->stream = DT_STREAM_COMM;
+      if (left[seg] < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
+      continue;
+    }
+    left[seg] += dt_node_cost(g, i).flops;
+  }
+  g->level = DT_ORDERED;
+  return DT_OK;
+}

@@ -1,0 +1,43 @@
+/* Runs the passes in order, each followed by the verifier, and prints a graph before and after the pass that DT_DUMP names.
+ * Called by the plan. Knows the order and nothing else. */
+#include <stdlib.h>
+
+#include "pass.h"
+
+static const struct pass {
+  const char *name;
+  dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
+} passes[] = {
+    {"precision", dt_pass_precision}, {"place", dt_pass_place}, {"recompute", dt_pass_recompute}, {"stage", dt_pass_stage},
+    {"fuse", dt_pass_fuse},           {"bucket", NULL},         {"order", dt_pass_order},
+};
+
+static void dump(const dt_graph *g, const char *when, const char *pass) {
+  dt_str s = {0};
+  dt_print(g, &s);
+  fprintf(stderr, "---- %s %s (%d nodes)\n%s", when, pass, g->node.n, s.p ? s.p : "");
+  dt_str_free(&s);
+}
+
+static bool wanted(const char *pass) {
+  const char *d = dt_env("DT_DUMP");
+  return d && (!strcmp(d, pass) || !strcmp(d, "all"));
+}
+
+void dt_dump_pass(const dt_graph *g, const char *when, const char *pass) {
+  if (wanted(pass)) dump(g, when, pass);
+}
+
+dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e) {
+  DT_TRY(dt_verify(g, e));
+  for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+    dt_dump_pass(g, "before", passes[i].name);
+    DT_TRY(passes[i].run ? passes[i].run(g, s, e) : dt_pass_bucket(g, s, layout, e));
+    dt_dump_pass(g, "after", passes[i].name);
+    DT_TRY(dt_verify(g, e));
+  }
+  dt_dump_pass(g, "before", "memory");
+  DT_TRY(dt_pass_memory(g, s, bytes, workspace, e));
+  dt_dump_pass(g, "after", "memory");
+  return DT_OK;
+}

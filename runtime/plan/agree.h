@@ -1,0 +1,9 @@
+/* Ranks agree before the first step: the same plans, the same collectives in the same order. */
+#ifndef DT_AGREE_H
+#define DT_AGREE_H
+#include "../comm/comm.h"
+#include "plan.h"
+/* Collective. `text` is what must be equal on all ranks; `what` names it. A difference is an error on every rank that names the
+ * first differing line, with both sides. */
+dt_status dt_agree(dt_comm *c, const char *what, const char *text, size_t n, dt_err *e);
+#endif

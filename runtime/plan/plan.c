@@ -1,0 +1,172 @@
+/* Lowers an ordered graph with addresses into the instructions of one rank, and prints them.
+ *
+ * Invariant: an instruction names everything it touches by region and byte offset; nothing of the graph is needed to run it. Waits are
+ * inserted before the first instruction that touches memory which a collective in flight owns. */
+#include "plan.h"
+
+#include <stdlib.h>
+
+static int segment_of(const dt_node *n) { return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1; }
+
+static void address(const dt_graph *g, dt_val v, dt_view *w, dt_addr *a) {
+  const dt_value *x = &g->val.p[v], *r = &g->val.p[x->root];
+  *w = (dt_view){.t = x->t};
+  memcpy(w->stride, x->stride, sizeof w->stride);
+  a->region = r->region;
+  a->off = r->addr + x->offset * (int64_t)dt_dtype_size(r->t.dtype);
+}
+
+static bool touches(const dt_graph *g, const dt_node *n, dt_val root) {
+  for (int k = 0; k < n->nin; k++)
+    if (g->val.p[n->in[k]].root == root) return true;
+  for (int o = 0; o < n->nout; o++)
+    if (g->val.p[n->out[o]].root == root) return true;
+  return false;
+}
+
+static bool overlaps(const dt_graph *g, const dt_node *n, dt_val flying) {
+  const dt_value *f = &g->val.p[flying];
+  if (!touches(g, n, f->root)) return false;
+  int64_t fb = f->offset, fe = fb + dt_numel(&f->t);
+  for (int k = 0; k < n->nin + n->nout; k++) {
+    const dt_value *x = &g->val.p[k < n->nin ? n->in[k] : n->out[k - n->nin]];
+    if (x->root != f->root) continue;
+    int64_t b = x->offset, e = b + 1;
+    for (int d = 0; d < x->t.nd; d++) e += (x->t.dim[d] - 1) * x->stride[d];
+    if (b < fe && fb < e) return true;
+  }
+  return false;
+}
+
+static void lower(dt_plan *p) {
+  dt_graph *g = p->g;
+  int ticket = 0;
+  DT_VEC(dt_val) flying = {0};
+  DT_VEC(int) tickets = {0};
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    const dt_node *n = &g->node.p[i];
+    const dt_op_info *op = dt_op(n->op);
+    if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad || n->op == DT_OP_pack) continue;
+    dt_segment *seg = &p->seg[segment_of(n)];
+    for (int f = 0; f < flying.n; f++) {
+      if (flying.p[f] < 0 || !overlaps(g, n, flying.p[f])) continue;
+      dt_instr w = {.kind = DT_I_WAIT, .phase = n->phase, .flags = n->flags & DT_NODE_LAST_MICRO, .node = i, .ticket = tickets.p[f], .file = n->file, .line = n->line};
+      dt_vec_push(&seg->ins, w);
+      flying.p[f] = -1;
+    }
+    dt_instr x = {.kind = DT_I_KERNEL, .phase = n->phase, .flags = n->flags, .op = n->op, .node = i, .nin = n->nin, .nout = n->nout,
+                  .vm = n->vm, .acc = n->acc, .acc_first0 = n->acc_first0, .file = n->file, .line = n->line, .reason = n->reason};
+    memcpy(x.attr, n->attr, sizeof x.attr);
+    x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(n->nin + n->nout + 1));
+    x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(n->nin + n->nout + 1));
+    for (int k = 0; k < n->nin; k++) address(g, n->in[k], &x.view[k], &x.addr[k]);
+    for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[n->nin + o], &x.addr[n->nin + o]);
+    if (op->flags & OP_COMM) {
+      x.kind = DT_I_COMM;
+      x.axes = (int)n->attr[0].i;
+      x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[1].i : 0;
+      x.count = dt_numel(&g->val.p[n->in[0]].t);
+      if (!(n->flags & DT_NODE_INLINE)) {
+        x.ticket = ++ticket;
+        dt_vec_push(&flying, n->out[0]);
+        dt_vec_push(&tickets, ticket);
+      }
+    } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) {
+      p->flops_micro += dt_node_cost(g, i).flops;
+    }
+    dt_vec_push(&seg->ins, x);
+  }
+  dt_vec_free(&flying);
+  dt_vec_free(&tickets);
+}
+
+static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
+  char t[96];
+  if (x->kind == DT_I_WAIT) {
+    dt_str_add(out, "wait %d\n", x->ticket);
+    return;
+  }
+  dt_str_add(out, "%s", dt_op(x->op)->name);
+  for (int k = 0; k < x->nin + x->nout; k++)
+    dt_str_add(out, "%s%s@%d+%lld", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t), x->addr[k].region, (long long)x->addr[k].off);
+  if (x->kind == DT_I_COMM) {
+    dt_str_add(out, " over");
+    for (int a = 0; a < g->mesh.naxes; a++)
+      if (x->axes >> a & 1) dt_str_add(out, " %s", g->mesh.name[a]);
+    if (x->ticket) dt_str_add(out, " ticket %d", x->ticket);
+  }
+  if (x->vm)
+    for (int i = 0; i < x->vm->nins; i++) {
+      const dt_vmi *m = &x->vm->ins[i];
+      dt_str_add(out, " %d.%d.%d.%d.%d", m->op, m->dst, m->a, m->b, m->c);
+      if (m->imm[0] != 0 || m->imm[1] != 0) dt_str_add(out, ":%.17g:%.17g", m->imm[0], m->imm[1]);
+    }
+  const dt_op_info *op = dt_op(x->op);
+  for (int s = 0; s < op->nspec; s++) {
+    int w = op->spec[s].kind == 'l' ? 9 : op->spec[s].kind == 'p' ? 2 : 1;
+    for (int k = 0; k < w; k++) {
+      const dt_attr *a = &x->attr[op->spec[s].slot + k];
+      if (op->spec[s].kind == 'f') dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
+      else dt_str_add(out, " %s=%lld", op->spec[s].name, (long long)a->i);
+    }
+  }
+  if (x->file) dt_str_add(out, " %s:%d", x->file, x->line);
+  dt_str_add(out, "\n");
+}
+
+void dt_plan_text(const dt_plan *p, dt_str *out) {
+  static const char *const name[3] = {"once a step, before", "each microbatch", "once a step, after"};
+  for (int s = 0; s < 3; s++) {
+    dt_str_add(out, "-- %s\n", name[s]);
+    for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p->g, &p->seg[s].ins.p[i], out);
+  }
+  for (int r = 0; r < DT_NREG; r++) dt_str_add(out, "-- %s: %lld bytes\n", dt_region_name[r], (long long)p->bytes[r]);
+}
+
+void dt_plan_collectives(const dt_plan *p, dt_str *out) {
+  for (int s = 0; s < 3; s++)
+    for (int i = 0; i < p->seg[s].ins.n; i++) {
+      const dt_instr *x = &p->seg[s].ins.p[i];
+      if (x->kind != DT_I_COMM) continue;
+      static const char *const red[] = {"sum", "max", "min", "mean"};
+      const dt_type *t = &x->view[0].t;
+      dt_str_add(out, "%s", dt_op(x->op)->name);
+      for (int a = 0; a < p->g->mesh.naxes; a++)
+        if (x->axes >> a & 1) dt_str_add(out, " %s", p->g->mesh.name[a]);
+      dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
+                 x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch", x->ticket ? ", overlapped" : ", nothing left to overlap",
+                 x->reason ? "; " : "", x->reason ? x->reason : "", "");
+    }
+}
+
+dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **out, dt_err *e) {
+  dt_plan *p = dt_xalloc(sizeof *p);
+  *out = NULL;
+  p->g = g;
+  p->spec = *s;
+  p->spec.layout = NULL;
+  p->rows = rows;
+  dt_graph_prune(g, 0);
+  dt_graph_compact(g);
+  dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, e);
+  if (st) {
+    dt_plan_free(p);
+    return st;
+  }
+  lower(p);
+  dt_str text = {0};
+  dt_plan_text(p, &text);
+  p->hash = dt_hash(text.p, text.n, 0);
+  dt_str_free(&text);
+  *out = p;
+  return DT_OK;
+}
+
+void dt_plan_free(dt_plan *p) {
+  if (!p) return;
+  for (int i = 0; i < 3; i++) dt_vec_free(&p->seg[i].ins);
+  dt_layout_fini(&p->layout);
+  dt_graph_fini(p->g);
+  free(p->g);
+  free(p);
+}

@@ -1,0 +1,143 @@
+-- The words of the command line, and who takes them: a script's dt.args takes the names that it declares, dtrain's
+-- own options take the rest, and what neither knows is an error. Words before the script are dtrain's only.
+local util = require "dtrain.util"
+
+local cli = {
+  words = nil,     -- words after the script that nobody has taken yet; nil: not started by the program dtrain
+  given = {},      -- dtrain's options by name
+  declared = {},   -- names that the script declared, in order
+  verb = "run",
+}
+
+--- dtrain's own options: name, kind, what help says.
+cli.own = {
+  { "steps", "count", "optimizer steps to train" },
+  { "epochs", "count", "passes over the data instead of steps" },
+  { "seed", "integer", "of initial values, order and dropout" },
+  { "threads", "count", "threads of each rank (default: the host's cores / its ranks)" },
+  { "device", "string", "cpu or auto" },
+  { "out", "string", "folder for metrics.jsonl and checkpoints" },
+  { "resume", "string", "auto (newest checkpoint, if any) or a checkpoint's folder" },
+  { "trace", "string", "file for a timeline of the run" },
+  { "quiet", "boolean", "print errors only" },
+  { "verbose", "boolean", "print the model, the plan's memory and every step" },
+  { "help", "boolean", "this text" },
+}
+
+local extra = {} -- options of the verb at hand
+
+--- Adds options that only the current verb has.
+function cli.add(rows) for _, row in ipairs(rows) do extra[#extra + 1] = row end end
+
+local function row_of(name)
+  for _, list in ipairs { cli.own, extra } do
+    for _, row in ipairs(list) do
+      if row[1] == name then return row end
+    end
+  end
+end
+
+local function known_names()
+  local out = {}
+  for _, n in ipairs(cli.declared) do out[#out + 1] = "--" .. n:gsub("_", "-") end
+  for _, list in ipairs { cli.own, extra } do
+    for _, row in ipairs(list) do out[#out + 1] = "--" .. row[1] end
+  end
+  return out
+end
+
+local function fail(fmt, ...) error("dtrain: " .. fmt:format(...), 0) end
+
+local function unknown(word)
+  fail("unknown option %s; did you mean %s? --help lists all", word, util.nearest(word:match("^[^=]*"), known_names()))
+end
+
+--- Text to a value of a kind, or nil.
+function cli.convert(text, kind)
+  if kind == "string" then return text end
+  if kind == "boolean" then
+    local words = { ["true"] = true, yes = true, ["1"] = true, ["false"] = false, no = false, ["0"] = false }
+    return words[text]
+  end
+  local n = tonumber(text)
+  if kind == "number" then return n end
+  n = n and math.tointeger(n)
+  if kind == "count" and n and n < 1 then return nil end
+  return n
+end
+
+local kinds = { count = "a whole number of at least 1", integer = "a whole number", number = "a number",
+  boolean = "true or false" }
+
+--- Splits "--name=value" and finds the value of an option of a kind at words[i]: returns the value and the index of
+--- the last word used. `shown` is the option as typed.
+function cli.value(words, i, kind, shown)
+  local text = words[i]:match("^%-%-[^=]+=(.*)$")
+  if kind == "boolean" and not text then return true, i end
+  if not text then
+    i = i + 1
+    text = words[i]
+    if not text then fail("%s needs a value (%s)", shown, kinds[kind] or "text") end
+  end
+  local v = cli.convert(text, kind)
+  if v == nil then fail("%s wants %s, got '%s'", shown, kinds[kind] or kind, text) end
+  return v, i
+end
+
+--- The name of "--some-name=3": "some_name"; nil for a word that is no option.
+function cli.name(word)
+  local name = word:match("^%-%-([^=]+)")
+  if word == "-h" then name = "help" end
+  return name and name:gsub("-", "_")
+end
+
+--- Takes dtrain's options out of a list of words; returns what is left over. stop(word): ends at the first plain word.
+function cli.take(words, stop)
+  local i, rest = 1, {}
+  while i <= #words do
+    local name = cli.name(words[i])
+    if not name then
+      if stop then return table.move(words, i, #words, 1, {}) end
+      rest[#rest + 1] = words[i]
+    else
+      local row = row_of(name)
+      if not row then unknown(words[i]) end
+      cli.given[name], i = cli.value(words, i, row[2], "--" .. row[1])
+    end
+    i = i + 1
+  end
+  return rest
+end
+
+--- dtrain's options, checked; called when the script has declared its own (by dt.engine, or after it ended).
+function cli.options()
+  if cli.words then
+    local words = cli.words
+    cli.words = {}
+    local rest = cli.take(words)
+    if rest[1] then fail("unexpected '%s' after the script; options begin with -- (--help lists them)", rest[1]) end
+  end
+  local o = cli.given
+  if o.device and o.device ~= "cpu" and o.device ~= "auto" then
+    if o.device == "cuda" then fail("--device cuda: the CUDA plug-in is not there; --device cpu works") end
+    fail("--device %s is unknown; cpu and auto work", o.device)
+  end
+  if o.trace then fail("--trace is not there yet; --verbose shows the time of each step") end
+  if o.steps and o.epochs then fail("--steps and --epochs exclude each other; give one") end
+  if o.quiet and o.verbose then fail("--quiet and --verbose exclude each other; give one") end
+  return o
+end
+
+--- The help lines of dtrain's own options.
+function cli.help_lines()
+  local out = {}
+  for _, list in ipairs { cli.own, extra } do
+    for _, row in ipairs(list) do
+      local left = "--" .. row[1] .. (row[2] == "boolean" and "" or row[2] == "string" and " WORD" or " N")
+      out[#out + 1] = ("  %-22s %s"):format(left, row[3])
+    end
+  end
+  return out
+end
+
+return cli

@@ -1,0 +1,41 @@
+-- dtrain plan script.lua [--ranks n]: what each rank allocates, in bytes by class. The run checks that it allocates
+-- exactly this.
+local core = require "dtrain.core"
+local memory = require "dtrain.memory"
+local planned = require "dtrain.cmd.planned"
+local util = require "dtrain.util"
+
+-- Ranks with equal memory share a column.
+local function columns(job, ranks)
+  local out = {}
+  local function same(a, b)
+    for _, class in ipairs(memory.classes) do if a[class] ~= b[class] then return false end end
+    return true
+  end
+  for rank = 0, ranks - 1 do
+    local plan = planned.plan(job, ranks, rank)
+    local m, last = plan:memory(), out[#out]
+    if last and same(last.memory, m) then
+      last.to = rank
+    else
+      out[#out + 1] = { from = rank, to = rank, memory = m, flops = plan:flops() }
+    end
+  end
+  return out
+end
+
+return function(words)
+  local job, ranks = planned.job(words)
+  local list = columns(job, ranks)
+  if core.rank() ~= 0 then return 0 end
+  local micro = job:rows(ranks)
+  local steps = -(-job.batch.global // (micro * ranks))
+  print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on each rank"):format(ranks, ranks == 1 and "" or "s",
+    job.precision,
+    job.batch.global, steps, steps == 1 and "" or "es", micro))
+  print(("%.4g GFLOP of matrix products in a microbatch"):format(list[1].flops / 1e9))
+  print(memory.table(util.map(list, function(c)
+    return { c.from == c.to and ("rank %d"):format(c.from) or ("ranks %d-%d"):format(c.from, c.to), c.memory }
+  end)))
+  return 0
+end

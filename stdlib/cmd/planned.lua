@@ -1,0 +1,29 @@
+-- What plan and explain share: the script's job and a plan of it for each rank, without running anything.
+local cli = require "dtrain.cli"
+local core = require "dtrain.core"
+local jobs = require "dtrain.job"
+local load_script = require "dtrain.cmd.script"
+local trace = require "dtrain.trace"
+local util = require "dtrain.util"
+
+local M = {}
+
+--- The job that the script returns.
+function M.job(words)
+  local job, path = load_script(words)
+  if not jobs.is(job) then
+    error(("%s: dtrain %s needs a script that returns dt.job { ... }, it returned %s"):format(path, cli.verb,
+      util.show(job)), 0)
+  end
+  core.ctx { threads = cli.given.threads or 0, seed = cli.given.seed or job.seed }
+  return job, cli.given.ranks or core.size()
+end
+
+--- The training plan of one rank among `ranks`.
+function M.plan(job, ranks, rank)
+  local n = job.data.train:count()
+  if ranks > n then util.fail_at(job.where, "%d ranks share %d samples; plan for at most %d ranks", ranks, n, n) end
+  return (trace.train(job, { rows = job:rows(ranks), ranks = ranks, rank = rank, threads = core.threads() }))
+end
+
+return M

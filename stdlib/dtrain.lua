@@ -1,0 +1,67 @@
+-- require "dtrain": everything that a script uses, as one table. Operations work on symbolic and on concrete tensors.
+local core = require "dtrain.core"
+local engine = require "dtrain.engine"
+local job = require "dtrain.job"
+local ops = require "dtrain.ops"
+local scope = require "dtrain.nn.scope"
+local util = require "dtrain.util"
+
+local dt = {}
+for name, f in util.sorted(ops) do dt[name] = f end
+
+dt.nn = require "dtrain.nn"
+dt.optim = require "dtrain.optim"
+dt.data = require "dtrain.data"
+dt.metrics = require "dtrain.metrics"
+
+dt.job = job.job
+dt.engine = engine.new
+dt.args = require "dtrain.args"
+dt.value_and_grad = require "dtrain.grad"
+dt.generate = require "dtrain.generate"
+dt.plot = require "dtrain.plot"
+
+-- ---- the process ----
+dt.rank, dt.size, dt.local_rank, dt.local_size = core.rank, core.size, core.local_rank, core.local_size
+dt.version = core.version
+
+--- Sets what initial values of concrete tensors are drawn from (a job has its own seed).
+function dt.manual_seed(n) scope.seed = util.check("dt.manual_seed", n, "integer") end
+
+-- ---- concrete tensors ----
+dt.tensor, dt.zeros, dt.ones, dt.full = core.tensor, core.zeros, core.ones, core.full
+dt.rand, dt.randn, dt.arange = core.rand, core.randn, core.arange
+dt.load, dt.save = core.load, core.save
+dt.is_symbolic, dt.is_tensor = core.is_symbolic, core.is_tensor
+
+-- ---- communication on concrete tensors ----
+dt.all_reduce, dt.all_gather, dt.reduce_scatter = core.all_reduce, core.all_gather, core.reduce_scatter
+dt.broadcast, dt.all_to_all, dt.barrier = core.broadcast, core.all_to_all, core.barrier
+
+--- dt.no_sync(f, ...): runs f(...). A step reduces gradients once, after its last microbatch, so there is nothing to
+--- hold back; scripts written for other libraries may keep the call.
+function dt.no_sync(f, ...) return f(...) end
+
+--- Whether two tensors have the same shape and |a - b| <= atol + rtol * |b| everywhere; options: rtol (1e-5), atol
+--- (1e-8), equal_nan.
+function dt.allclose(a, b, options)
+  local o = util.options("dt.allclose", options, { { "rtol", "nonnegative", 1e-5 }, { "atol", "nonnegative", 1e-8 },
+    { "equal_nan", "boolean", false } })
+  for i, x in ipairs { a, b } do
+    if not ops.is_concrete(x) then util.fail("dt.allclose: argument %d is %s, not a concrete tensor", i,
+      util.show(x)) end
+  end
+  local x, y = a:shape(), b:shape()
+  if #x ~= #y then return false end
+  for i = 1, #x do if x[i] ~= y[i] then return false end end
+  a, b = a:to "f64", b:to "f64"
+  local near = ops.le(ops.abs(a - b), ops.abs(b) * o.rtol + o.atol)
+  near = ops.maximum(near:to "f64", ops.eq(a, b):to "f64") -- equal infinities
+  if o.equal_nan then near = ops.maximum(near, (ops.ne(a, a):to "f64") * (ops.ne(b, b):to "f64")) end
+  return a:numel() == 0 or ops.min(near):item() == 1
+end
+
+--- Iterates over a table by sorted key, the same order in every process (pairs has none).
+dt.sorted = util.sorted
+
+return util.strict(dt, "dt")

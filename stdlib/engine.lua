@@ -1,0 +1,229 @@
+-- dt.engine(job): a job made ready to run: loaders, plans for every size of microbatch, the executor, checkpoints. A
+-- training loop, the library's (train.lua) or the user's, calls step, eval and save; all ranks call the same ones in
+-- the same order.
+local cli = require "dtrain.cli"
+local core = require "dtrain.core"
+local jobs = require "dtrain.job"
+local schedule = require "dtrain.optim.schedule"
+local trace = require "dtrain.trace"
+local util = require "dtrain.util"
+
+local Engine = { __name = "engine" }
+Engine.__index = Engine
+
+local M = {}
+
+local function loader_of(job, set, start, eval)
+  return core.loader(set.core, { global = job.batch.global, micro = job:rows(core.size()), seed = job.run_seed,
+    start = start,
+    shuffle = not eval, eval = eval })
+end
+
+-- Rows of a full microbatch first, then the other sizes that this rank meets.
+local function sizes_of(loader, rows)
+  local out = { rows }
+  for _, n in ipairs(loader:sizes()) do if n ~= rows then out[#out + 1] = n end end
+  return out
+end
+
+local function numel(shape)
+  local n = 1
+  for _, d in ipairs(shape) do n = n * d end
+  return n
+end
+
+local function check_size(job)
+  local want, have = job.parallel.data, core.size()
+  if want ~= "auto" and want ~= have then
+    util.fail_at(job.where, "dt.job: parallel: data = %d, but %d rank%s run; mpirun -n %d or data = \"auto\" would do", want,
+      have,
+      have == 1 and "" or "s", want)
+  end
+  local n = job.data.train:count()
+  if n < have then
+    util.fail_at(job.where, "%d ranks share %d sample%s; start at most %d rank%s or give more data", have, n,
+      n == 1 and "" or "s", n,
+      n == 1 and "" or "s")
+  end
+end
+
+-- How the graphs of this rank are built.
+local function how(job, rows, layout)
+  return { rows = rows, ranks = core.size(), rank = core.rank(), threads = core.threads(), layout = layout, job = job }
+end
+
+--- The engine of a job. Options of the command line (--steps, --seed, --resume ...) apply.
+function M.new(job)
+  if not jobs.is(job) then util.fail("dt.engine wants a job made by dt.job, got %s (%s)", util.show(job),
+    util.kind(job)) end
+  local options = cli.options()
+  job.run_seed = options.seed or job.seed
+  core.ctx { threads = options.threads or 0, seed = job.run_seed }
+  check_size(job)
+  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0 }, Engine)
+  self.out = options.out or job.out
+  self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
+  self.tokens = job.data.train.tokens
+
+  local loader = loader_of(job, job.data.train, 0, false)
+  self.steps_per_epoch = loader:steps_per_epoch()
+  self.steps = job:total(self.steps_per_epoch, options)
+  local lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
+
+  local main, counts, plans = nil, false, {}
+  for i, rows in ipairs(sizes_of(loader, job:rows(core.size()))) do
+    local plan, own = trace.train(job, how(job, rows, main))
+    if i == 1 then main, counts = plan, own end
+    plans[i] = plan
+  end
+  self.plan = main
+  self.nominal = job.batch.global
+  local targets = job:field("targets")
+  if counts and targets then self.nominal = self.nominal * numel(targets.shape) end
+  self.exec = core.exec(main, { lr = lr, group_lr = job.optimizer:group_lr(), nominal = self.nominal })
+  for i = 2, #plans do self.exec:add(plans[i]) end
+  if job.eval.data then self:add_eval() end
+  self.exec:ready()
+
+  self.start = self:resume(options.resume)
+  self.step_number = self.start
+  self.loader = loader_of(job, job.data.train, self.start, false)
+  for _, m in ipairs(trace.modules(job)) do
+    m[2]:each_parameter(function(_, p) p.engine = self end)
+  end
+  return self
+end
+
+function Engine:add_eval()
+  local job, numbers = self.job, {}
+  local rows = job:rows(core.size())
+  for _, n in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true), rows)) do
+    local plan, places = trace.eval(job, how(job, n, self.plan))
+    numbers[n] = self.exec:add(plan)
+    self.places = places
+  end
+  self.eval_numbers = numbers
+end
+
+--- Restores what --resume names; returns the number of steps done.
+function Engine:resume(what)
+  if not what then return 0 end
+  local meta
+  if what == "auto" then
+    if not self.checkpoint then
+      util.fail_at(self.job.where, "--resume auto: no checkpoint folder is named; add checkpoint = { dir = ... } or --out")
+    end
+    meta = self.exec:load { dir = self.checkpoint.dir }
+    if not meta then return 0 end
+  else
+    meta = self.exec:load { path = what }
+  end
+  self.resumed = true
+  return meta.step
+end
+
+--- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
+--- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
+function Engine:step(batch)
+  if batch and batch.step ~= self.step_number + 1 then
+    util.fail("engine:step: this batch belongs to step %d, the next step is %d; take one step for each batch",
+      batch.step,
+      self.step_number + 1)
+  end
+  local m = self.exec:step(self.loader, self.info)
+  self.info = m
+  self.step_number = self.step_number + 1
+  self.version = self.version + 1
+  if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
+  return m
+end
+
+--- Iterates over (step, batch) up to the job's number of steps; the loop calls engine:step(batch) once for each.
+function Engine:batches()
+  return function()
+    if self.step_number >= self.steps or self:stop_requested() then return nil end
+    local n = self.step_number + 1
+    return n, { step = n }
+  end
+end
+
+--- Whether a rank was asked to stop (Ctrl-C, SIGTERM): the same answer on all ranks. Ranks talk about it every
+--- quarter second or so.
+function Engine:stop_requested()
+  if core.size() == 1 then return core.stop_requested() end
+  if self.stopping then return true end
+  local s = self.stop_check
+  if not s then
+    s = { at = self.step_number + 1, every = 1, time = core.now() }
+    self.stop_check = s
+  end
+  if self.step_number < s.at then return false end
+  local now = core.now()
+  local flag = core.tensor({ core.stop_requested() and 1.0 or 0.0, now - s.time }, "f64")
+  local answer = core.all_reduce(flag, "max"):totable()
+  local pace = answer[2] / s.every
+  s.every = math.max(1, math.min(2 * s.every, math.floor(0.25 / math.max(pace, 1e-7))))
+  s.at, s.time = self.step_number + s.every, now
+  self.stopping = answer[1] > 0
+  return self.stopping
+end
+
+-- Running statistics differ between ranks, which saw different samples: all take the mean.
+function Engine:average_buffers()
+  if core.size() == 1 then return end
+  for _, name in ipairs(self.exec:names()) do
+    if name:sub(1, 7) == "buffer:" then
+      self.exec:set(name, core.all_reduce(self.exec:get(name), "avg"))
+    end
+  end
+  self.version = self.version + 1
+end
+
+--- Evaluates the job's metrics on the whole evaluation set, each sample once; returns metric name -> number, the same
+--- on all ranks.
+function Engine:eval()
+  if not self.eval_numbers then
+    util.fail("engine:eval: the job has no evaluation data; give data a split or eval = { data = ... }")
+  end
+  self:average_buffers()
+  local set = self.job.eval.data
+  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true))
+  local out = {}
+  for i, metric in ipairs(self.job.eval.metrics) do
+    local place = self.places[i]
+    local count = place.count and sums[place.count] or place.per_sample * set:count()
+    out[metric.name] = metric.finish(sums[place.sum] / count)
+  end
+  return out
+end
+
+--- Writes a checkpoint below `dir` (default: the job's). Rank 0 writes, all ranks wait.
+function Engine:save(dir)
+  local c = self.checkpoint
+  dir = dir or (c and c.dir)
+  if not dir then util.fail("engine:save needs a folder, or a job with checkpoint = { dir = ... }") end
+  self:average_buffers()
+  self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number } }
+  self.saved = self.step_number
+end
+
+-- Concrete values of the model's parameters while the engine trains them, read again after a step (nn/parameter.lua
+-- calls these).
+local function exec_name(p) return p.type == "buffer" and "buffer:" .. p.path or p.path end
+
+function Engine:fetch(p)
+  if p.version ~= self.version then
+    p.data, p.version = self.exec:get(exec_name(p)), self.version
+  end
+  return p.data
+end
+
+function Engine:store(p, tensor)
+  self.exec:set(exec_name(p), tensor)
+  p.data, p.version = tensor, self.version
+end
+
+--- Name -> concrete tensor of parameters and buffers.
+function Engine:state() return self.job.model:state() end
+
+return M

@@ -1,0 +1,143 @@
+-- dt.job: a declared training job, checked as a whole before anything is traced. Everything here is plain values;
+-- what runs it is engine.lua.
+local data = require "dtrain.data"
+local define = require "dtrain.optim.define"
+local metrics = require "dtrain.metrics"
+local schedule = require "dtrain.optim.schedule"
+local util = require "dtrain.util"
+
+local Job = { __name = "job" }
+Job.__index = Job
+
+local M = {}
+
+function M.is(x) return getmetatable(x) == Job end
+
+local function check_parallel(p)
+  local o = util.options("dt.job: parallel", p, { { "data", "string|count", "auto" }, { "tensor", "count", 1 },
+    { "pipeline", "count", 1 }, { "sequence", "count", 1 }, { "expert", "count", 1 }, { "zero", "integer", 0 },
+    { "schedule", "any" }, { "gradient", "table" } })
+  if type(o.data) == "string" and o.data ~= "auto" then
+    util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(o.data))
+  end
+  for _, axis in ipairs { "tensor", "pipeline", "sequence", "expert" } do
+    if o[axis] > 1 then
+      util.fail("dt.job: parallel: %s = %d is not available; %s = 1 with data = \"auto\" works (data parallelism)",
+        axis, o[axis],
+        axis)
+    end
+  end
+  if o.zero ~= 0 then
+    util.fail("dt.job: parallel: zero = %d is not available; zero = 0 works (every rank holds the optimizer's states)",
+      o.zero)
+  end
+  if o.schedule ~= nil then
+    util.fail("dt.job: parallel: schedule orders pipeline stages, which are not available; leave it out")
+  end
+  local g = util.options("dt.job: parallel: gradient", o.gradient, { { "bucket_mb", "positive", 25 },
+    { "first_bucket_mb", "positive", 1 }, { "dtype", "string", choices = { "f32", "bf16", "f16" } },
+      { "hook", "any" } })
+  if g.hook ~= nil then
+    util.fail("dt.job: parallel: gradient: hooks are not available; dtype = \"bf16\" sends 16-bit gradients")
+  end
+  o.gradient = g
+  return o
+end
+
+local function check_batch(b)
+  if type(b) == "number" then b = { global = b } end
+  local o = util.options("dt.job: batch", b, { { "global", "count", required = true }, { "micro", "count" } })
+  if o.micro and o.micro > o.global then
+    util.fail("dt.job: batch: micro %d is more than global %d; micro is one rank's part of a step", o.micro, o.global)
+  end
+  return o
+end
+
+local function check_clip(c)
+  if type(c) == "number" then c = { norm = c } end
+  return util.options("dt.job: clip", c, { { "norm", "positive" }, { "value", "positive" } })
+end
+
+local function check_data(d)
+  if data.is(d) then return { train = d:part("train") or d, valid = d:part("valid"), test = d:part("test") } end
+  return util.options("dt.job: data", d, { { "train", "dataset", required = true }, { "valid", "dataset" },
+    { "test", "dataset" } })
+end
+
+local function field(set, name)
+  for _, f in ipairs(set:fields()) do
+    if f.name == name then return f end
+  end
+end
+
+--- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16", clip = norm
+--- | { norm =, value = }, parallel =, checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =,
+--- batches =, metrics =, data = }, seed = 0, out =, log_every =, after = function(engine) } -> job. Errors name the
+--- key and the script's line.
+function M.job(given)
+  local o = util.options("dt.job", given, {
+    { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },
+    { "data", "dataset|table", required = true }, { "batch", "number|table", required = true },
+    { "optimizer", "optimizer", required = true }, { "schedule", "any" },
+    { "precision", "string", "f32", choices = { "f32", "bf16", "f16" } }, { "clip", "positive|table", {} },
+    { "parallel", "table", {} }, { "checkpoint", "table" }, { "steps", "count" }, { "epochs", "count" },
+      { "eval", "table" },
+    { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "after", "callable" } })
+  for _, key in ipairs { "model", "loss" } do
+    if util.kind(o[key]) == "module class" then
+      util.fail("dt.job: %s is the class %s; make an instance: %s = %s(...)", key, o[key].name, key, o[key].name)
+    end
+  end
+  if o.steps and o.epochs then util.fail("dt.job has both steps and epochs; give one") end
+  local self = setmetatable(o, Job)
+  self.where = util.frame()
+  self.batch = check_batch(o.batch)
+  self.clip = check_clip(o.clip)
+  self.parallel = check_parallel(o.parallel)
+  self.data = check_data(o.data)
+  self.schedule = schedule.of(o.schedule)
+  if not define.is(o.optimizer) then util.fail("dt.job: optimizer wants e.g. optim.AdamW { lr = 3e-4 }") end
+  if o.checkpoint then
+    self.checkpoint = util.options("dt.job: checkpoint", o.checkpoint,
+      { { "dir", "string", required = true }, { "every", "count" },
+      { "keep", "integer", 3 } })
+  end
+  if not field(self.data.train, "inputs") then
+    util.fail("dt.job: data has no field 'inputs'; %s", tostring(self.data.train))
+  end
+  local e = util.options("dt.job: eval", o.eval, { { "every", "count" }, { "batches", "count" }, { "metrics", "table" },
+    { "data", "dataset" } })
+  e.data = e.data or self.data.valid or self.data.test
+  if o.eval and not e.data then
+    util.fail("dt.job: eval needs data: a set with a split, data = { train =, valid = } or eval.data")
+  end
+  if e.batches and e.data then
+    local n = e.batches * self.batch.global
+    if n < e.data:count() then e.data = e.data:subset(0, n) end
+  end
+  e.metrics = metrics.list(e.metrics)
+  self.eval = e
+  return self
+end
+
+--- A field { name, dtype, shape } of the training set, or nil.
+function Job:field(name) return field(self.data.train, name) end
+
+--- Rows of a full microbatch on `ranks` ranks: batch.micro, at most a rank's part of the global batch.
+function Job:rows(ranks)
+  local part = math.max(1, -(-math.min(self.batch.global, self.data.train:count()) // ranks))
+  return math.min(self.batch.micro or part, part)
+end
+
+--- Optimizer steps to train, given the steps of an epoch. Options of the command line come first.
+function Job:total(steps_per_epoch, cli)
+  if cli.steps then return cli.steps end
+  if cli.epochs then return cli.epochs * steps_per_epoch end
+  if self.steps then return self.steps end
+  if self.epochs then return self.epochs * steps_per_epoch end
+  util.fail_at(self.where, "dt.job needs steps or epochs, or --steps on the command line")
+end
+
+function Job:__tostring() return "job of " .. (self.where or "?") end
+
+return M

@@ -1,0 +1,54 @@
+-- Sequential and Residual.
+local M = require "dtrain.nn.module"
+local ops = require "dtrain.ops"
+local util = require "dtrain.util"
+
+local container = {}
+
+container.Sequential = M.module("Sequential")
+
+--- nn.Sequential{ a, b, ... }: each module or function receives the one before's result. Children are "0", "1", ...
+function container.Sequential:init(list)
+  util.check("nn.Sequential", list, "table")
+  for key in util.sorted(list) do
+    if math.type(key) ~= "integer" or key < 1 or key > #list then
+      util.fail("nn.Sequential wants a list without gaps, got the key %s; write nn.Sequential{ a, b, ... }",
+        util.show(key))
+    end
+  end
+  for i, m in ipairs(list) do
+    if not util.callable(m) then
+      util.fail("nn.Sequential: entry %d is %s (%s), not a module or function%s", i, util.show(m), util.kind(m),
+        util.kind(m) == "module class" and "; call it: nn.ReLU()" or "")
+    end
+    if util.kind(m) == "module class" then
+      util.fail("nn.Sequential: entry %d is the class %s; make an instance: %s(...)", i, m.name, m.name)
+    end
+    self[i] = m
+  end
+end
+
+function container.Sequential:forward(x, ...)
+  for i = 1, #self do
+    if i == 1 then x = self[i](x, ...) else x = self[i](x) end
+  end
+  return x
+end
+
+container.Residual = M.module("Residual")
+
+--- nn.Residual(inner [, shortcut]): x + inner(x), or shortcut(x) + inner(x) (He et al. 2016).
+function container.Residual:init(inner, shortcut)
+  util.check("nn.Residual", inner, "module|callable")
+  if shortcut ~= nil then util.check("nn.Residual: shortcut", shortcut, "module|callable") end
+  self.inner = inner
+  self.shortcut = shortcut
+end
+
+function container.Residual:forward(x)
+  local y, short = self.inner(x), x
+  if self.shortcut then short = self.shortcut(x) end
+  return ops.add(short, y)
+end
+
+return container

@@ -1,0 +1,188 @@
+-- nn.module(name): a class whose instances hold parameters, buffers and other modules in their fields.
+--
+--   local Block = nn.module("Block")
+--   function Block:init(c) self.up = nn.Linear(c, 4 * c) end
+--   function Block:forward(x) return dt.gelu(self.up(x)) end
+--   local block = Block(384)
+--
+-- Fields count in the order of their first assignment, lists inside fields by number, other tables by sorted key: paths
+-- such as "blocks.0.attn.qkv.weight" (numbers from 0, as in PyTorch's state dicts) are the same in every process.
+local parameter = require "dtrain.nn.parameter"
+local scope = require "dtrain.nn.scope"
+local util = require "dtrain.util"
+
+local Module = {} -- methods that every module has
+
+local M = {}
+
+function M.is(x)
+  local meta = getmetatable(x)
+  return type(meta) == "table" and meta.dtrain_module == true
+end
+
+local function new_index(self, key, value)
+  local keys, params = rawget(self, "_keys"), rawget(self, "_params")
+  if not keys.seen[key] then
+    keys.seen[key] = true
+    keys[#keys + 1] = key
+  end
+  if parameter.is(value) then
+    params[key] = value
+  else
+    params[key] = nil
+    rawset(self, key, value)
+  end
+end
+
+local function call(self, ...)
+  local class = getmetatable(self).class
+  local forward = class.forward
+  if not forward then
+    util.fail("%s has no forward; define function %s:forward(x) ... end", class.name, class.name)
+  end
+  local active = util.active
+  active[#active + 1] = self
+  local results = table.pack(forward(self, ...))
+  active[#active] = nil
+  return table.unpack(results, 1, results.n)
+end
+
+--- nn.module(name [, parent]): a new class. `class(...)` makes an instance and runs class:init(...).
+function M.module(name, parent)
+  util.check("nn.module", name, "string")
+  local class = setmetatable({ name = name }, {
+    __name = "module class",
+    __index = parent or Module,
+    __call = function(class, ...)
+      local self = setmetatable({ _keys = { seen = {} }, _params = {}, where = util.frame() }, class.meta)
+      if class.init then class.init(self, ...) end
+      return self
+    end,
+    __tostring = function() return "module class " .. name end,
+  })
+  class.meta = {
+    __name = "module",
+    dtrain_module = true,
+    class = class,
+    __newindex = new_index,
+    __call = call,
+    __tostring = function(self) return require "dtrain.nn.show"(self) end,
+    __index = function(self, key)
+      local p = rawget(self, "_params")[key]
+      if p then return p:value() end
+      return class[key]
+    end,
+  }
+  return class
+end
+
+local function part(path, key)
+  if math.type(key) == "integer" then key = ("%d"):format(key - 1) end
+  return path == "" and tostring(key) or path .. "." .. tostring(key)
+end
+
+-- A table without a metatable holds modules and parameters by number, then by sorted key.
+local function visit_table(t, path, f, seen)
+  if seen[t] then return end
+  seen[t] = true
+  for key, value in util.sorted(t) do
+    if M.is(value) then
+      f(part(path, key), value)
+    elseif parameter.is(value) then
+      f(part(path, key), value)
+    elseif type(value) == "table" and getmetatable(value) == nil then
+      visit_table(value, part(path, key), f, seen)
+    end
+  end
+end
+
+--- Calls f(name, child) for each direct child (module or parameter) in order; names of list entries hold the list's.
+function Module:each_child(f)
+  for _, key in ipairs(rawget(self, "_keys")) do
+    local p, value = rawget(self, "_params")[key], rawget(self, key)
+    if p then
+      f(part("", key), p)
+    elseif M.is(value) then
+      f(part("", key), value)
+    elseif type(value) == "table" and getmetatable(value) == nil then
+      visit_table(value, part("", key), f, {})
+    end
+  end
+end
+
+--- Calls f(path, parameter) for every parameter and buffer in order, each once: a shared one under its first path.
+function Module:each_parameter(f)
+  local seen = {}
+  local function walk(module, path)
+    if seen[module] then return end
+    seen[module] = true
+    module:each_child(function(name, child)
+      local full = part(path, name)
+      if M.is(child) then
+        walk(child, full)
+      elseif not seen[child] then
+        seen[child] = true
+        f(full, child)
+      end
+    end)
+  end
+  walk(self, "")
+end
+
+--- List of { name =, parameter = } in order.
+function Module:list()
+  local out = {}
+  self:each_parameter(function(name, p) out[#out + 1] = { name = name, parameter = p } end)
+  return out
+end
+
+--- Number of trainable elements, shared ones once.
+function Module:count()
+  local n = 0
+  self:each_parameter(function(_, p) if p.trainable then n = n + p:numel() end end)
+  return n
+end
+
+--- name -> concrete tensor of every parameter and buffer (iterate with dt.sorted).
+function Module:state()
+  local out = {}
+  self:each_parameter(function(name, p) out[name] = p:concrete() end)
+  return out
+end
+
+--- Takes values by name, all of them: an unknown or a missing name is an error that names it.
+function Module:load(tensors)
+  local known, all = {}, {}
+  self:each_parameter(function(name, p)
+    known[name] = p
+    all[#all + 1] = name
+  end)
+  for name in util.sorted(tensors) do
+    if not known[name] then util.fail("the model has no parameter '%s'; %s", name, util.suggest(name, all)) end
+  end
+  for _, name in ipairs(all) do
+    if tensors[name] == nil then util.fail("no value for the parameter '%s' among the given tensors", name) end
+    known[name]:set(tensors[name], name)
+  end
+  return self
+end
+
+--- On concrete tensors: dropout drops and batch norm uses the batch's statistics after train(), not after eval() (the
+--- start). A job's graphs know by themselves which they are.
+function Module:train() scope.training = true return self end
+function Module:eval() scope.training = false return self end
+
+--- Freezes every parameter inside (or thaws with true): no gradient, no update.
+function Module:requires_grad(flag)
+  self:each_parameter(function(_, p) p.trainable = flag and p.type == "param" end)
+  return self
+end
+
+--- nn.assign(module, "running_mean", value): new value of a buffer, at once or as part of the traced step.
+function M.assign(self, key, value)
+  local p = rawget(self, "_params")[key]
+  if not p or p.type ~= "buffer" then util.fail("nn.assign: the module has no buffer '%s'", tostring(key)) end
+  if scope.current then scope.current.graph:assign(p:value(), value) else p:set(value, key) end
+end
+
+return M

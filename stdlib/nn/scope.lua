@@ -1,0 +1,47 @@
+-- What a module's forward needs to know about where it runs: the graph being traced (none: on concrete tensors),
+-- whether it trains, and the numbers that key dropout. One scope is current at a time; trace.lua and grad.lua enter
+-- and leave it.
+local core = require "dtrain.core"
+local util = require "dtrain.util"
+
+core.position(function() return util.where() end) -- positions of the core's errors when no user's frame is there
+
+local scope = {
+  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label }
+  training = false,  -- on concrete tensors: what model:train() and model:eval() set
+  seed = 0,          -- of concrete initial values
+  made = 0,          -- parameters made so far: each gets its own stream
+}
+
+--- Runs f(...) with `s` as the current scope and returns its results; the old scope comes back also after an error,
+--- whose message gets a position when it has none.
+function scope.with(s, f, ...)
+  local old, depth = scope.current, #util.active
+  scope.current = s
+  local function handler(e)
+    if type(e) ~= "string" or e:find("^[^\n]-:%d+: ") then return e end
+    local where = util.where()
+    return where and (where .. ": " .. e) or e
+  end
+  local results = table.pack(xpcall(f, handler, ...))
+  scope.current = old
+  for i = #util.active, depth + 1, -1 do util.active[i] = nil end
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
+--- Whether dropout drops and batch norm uses the batch's own statistics.
+function scope.is_training()
+  if scope.current then return scope.current.training end
+  return scope.training
+end
+
+--- A number for a dropout layer: its place in the trace, so that it is the same on every rank and for every batch size.
+function scope.next_dropout()
+  local s = scope.current
+  if not s then return 0 end
+  s.dropouts = (s.dropouts or 0) + 1
+  return s.dropouts
+end
+
+return scope

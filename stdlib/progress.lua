@@ -1,0 +1,152 @@
+-- What a run shows: on a terminal one line that is redrawn, elsewhere a plain line now and then; metrics.jsonl in the
+-- run's folder. Rank 0 only. Speeds are of the time since the last line shown.
+local core = require "dtrain.core"
+local util = require "dtrain.util"
+
+local Progress = {}
+Progress.__index = Progress
+
+local M = {}
+
+-- 12345 -> "12.3k"
+local function short(n)
+  for _, u in ipairs { { 1e9, "G" }, { 1e6, "M" }, { 1e3, "k" } } do
+    if n >= u[1] then return ("%.3g%s"):format(n / u[1], u[2]) end
+  end
+  return ("%.3g"):format(n)
+end
+
+local function pretty(x)
+  if x == 0 then return "0" end
+  if math.abs(x) >= 1e-3 and math.abs(x) < 1e4 then return ("%.4g"):format(x) end
+  return ("%.2e"):format(x)
+end
+
+-- The next of 1, 2, 5, 10, 20, 50 ... at or above n.
+local function round_up(n)
+  local scale = 1
+  while true do
+    for _, m in ipairs { 1, 2, 5 } do
+      if m * scale >= n then return m * scale end
+    end
+    scale = scale * 10
+  end
+end
+
+--- The progress of an engine's run; quiet and verbose as on the command line.
+function M.new(engine)
+  local options = engine.options
+  local self = setmetatable({ engine = engine, on = core.rank() == 0, quiet = options.quiet,
+    verbose = options.verbose }, Progress)
+  if not self.on then return self end
+  self.live = not self.quiet and not self.verbose and core.isatty(1)
+  self.every = self.verbose and 1 or engine.job.log_every or round_up(engine.steps / 20)
+  self.begin = core.now()
+  self.last_time, self.last_step = self.begin, engine.start
+  self.done, self.work = 0, 0
+  if engine.out then
+    core.mkdir_p(engine.out)
+    local path = engine.out .. "/metrics.jsonl"
+    local file, message = io.open(path, engine.resumed and "a" or "w")
+    if not file then error(("cannot write %s: %s; choose another --out"):format(path, message), 0) end
+    self.file = file
+    self.flushed = self.begin
+  end
+  return self
+end
+
+--- One line of text, above the redrawn one.
+function Progress:say(fmt, ...)
+  if not self.on or self.quiet then return end
+  if self.shown then
+    io.write("\r\27[K")
+    self.shown = false
+  end
+  io.write(select("#", ...) > 0 and fmt:format(...) or fmt, "\n")
+  io.flush()
+end
+
+local order = { "step", "epoch", "loss", "lr", "grad_norm", "tokens_per_second", "samples_per_second", "step_ms",
+  "seconds" }
+
+function Progress:record(line)
+  if not self.file then return end
+  self.file:write(util.json(line, order), "\n")
+  local now = core.now()
+  if now - self.flushed > 1 or line.final then
+    self.file:flush()
+    self.flushed = now
+  end
+end
+
+--- After a step; m is what engine:step returned.
+function Progress:step(m)
+  if not self.on then return end
+  local engine, now = self.engine, core.now()
+  local step = engine.step_number
+  local amount = engine.tokens and m.count or m.samples
+  self.done = self.done + amount
+  if self.file then
+    local line = { step = step, epoch = m.epoch, loss = m.loss, lr = m.lr, step_ms = m.seconds * 1e3,
+      seconds = now - self.begin }
+    if m.grad_norm and m.grad_norm >= 0 then line.grad_norm = m.grad_norm end
+    if m.skipped then line.skipped, line.loss_scale = true, m.loss_scale end
+    line[engine.tokens and "tokens_per_second" or "samples_per_second"] = amount / m.seconds
+    self:record(line)
+  end
+  if self.quiet then return end
+  local last = step == engine.steps
+  if self.live then
+    if not last and now - self.last_time < 0.1 then return end
+  elseif step % self.every ~= 0 and step ~= engine.start + 1 and not last then
+    return
+  end
+  local elapsed, steps = math.max(now - self.last_time, 1e-9), step - self.last_step
+  local rate = self.done / elapsed
+  local pace = (now - self.begin) / (step - engine.start)
+  local parts = { ("step %d/%d"):format(step, engine.steps), ("loss %.4f"):format(m.loss), "lr " .. pretty(m.lr) }
+  if m.grad_norm and m.grad_norm >= 0 then parts[#parts + 1] = "norm " .. pretty(m.grad_norm) end
+  if m.skipped then parts[#parts + 1] = ("skipped, scale %g"):format(m.loss_scale) end
+  parts[#parts + 1] = short(rate) .. (engine.tokens and " tokens/s" or " samples/s")
+  parts[#parts + 1] = ("%.3g ms"):format(elapsed / steps * 1e3)
+  if not last then parts[#parts + 1] = "left " .. util.duration(pace * (engine.steps - step)) end
+  local text = table.concat(parts, "  ")
+  if self.live then
+    local columns = core.columns()
+    if #text >= columns then text = text:sub(1, columns - 1) end
+    io.write("\r", text, "\27[K")
+    io.flush()
+    self.shown = true
+  else
+    self:say("%s", text)
+  end
+  self.last_time, self.last_step, self.done = now, step, 0
+end
+
+--- After an evaluation.
+function Progress:eval(values, metrics)
+  if not self.on then return end
+  local line, parts = { step = self.engine.step_number, seconds = core.now() - self.begin }, {}
+  for _, metric in ipairs(metrics) do
+    local v = values[metric.name]
+    line["eval_" .. metric.name] = v
+    parts[#parts + 1] = ("%s %.4f"):format(metric.name, v)
+  end
+  self:record(line)
+  self:say("eval %d  %s", self.engine.step_number, table.concat(parts, "  "))
+end
+
+--- Ends the redrawn line and closes the file.
+function Progress:close()
+  if not self.on then return end
+  if self.shown then
+    io.write("\n")
+    self.shown = false
+  end
+  if self.file then
+    self.file:close()
+    self.file = nil
+  end
+end
+
+return M

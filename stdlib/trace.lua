@@ -1,0 +1,123 @@
+-- From a job to plans: runs the model's forward once on symbolic tensors for each size of microbatch, then the
+-- passes. Ranks and sizes are arguments, so that one process plans for any number of ranks.
+local core = require "dtrain.core"
+local M = require "dtrain.nn.module"
+local scope = require "dtrain.nn.scope"
+local util = require "dtrain.util"
+
+local trace = {}
+
+--- Declares every parameter and buffer of a module in the graph; symbols[parameter] = symbol. group(name) ->
+--- optimizer group.
+function trace.declare(graph, module, symbols, prefix, group)
+  module:each_parameter(function(name, p)
+    name = prefix .. name
+    if symbols[p] then return end
+    if p.type == "buffer" then
+      symbols[p] = graph:buffer(name, p.shape, { init = p:initial() })
+    else
+      symbols[p] = graph:param(name, p.shape, { init = p:initial(), trainable = p.trainable,
+        group = group and group(name) or 0 })
+    end
+    p.path = name
+  end)
+end
+
+--- The job's modules that hold parameters: { prefix, module } in order.
+function trace.modules(job)
+  local out = {}
+  if M.is(job.model) then out[#out + 1] = { "", job.model } end
+  if M.is(job.loss) then out[#out + 1] = { "loss.", job.loss } end
+  return out
+end
+
+local function scalar(job, what, x)
+  if not core.is_symbolic(x) then
+    util.fail_at(job.where, "%s must be a tensor, got %s; return what the operations give", what, util.show(x))
+  end
+  if x:numel() ~= 1 then
+    util.fail_at(job.where, "%s must be a scalar, got shape %s; take its mean", what, util.show(x:shape()))
+  end
+  return x
+end
+
+-- Inputs, model and loss; returns output, targets, loss, count (nil: samples).
+local function forward(job, graph, rows)
+  local symbols = {}
+  for _, f in ipairs(job.data.train:fields()) do
+    symbols[f.name] = graph:input(f.name, f.dtype, { rows, table.unpack(f.shape) })
+  end
+  local output = job.model(symbols.inputs)
+  if output == nil then util.fail_at(job.where, "the model's forward returned nothing; it must return its output") end
+  local loss, count = job.loss(output, symbols.targets, symbols.inputs)
+  scalar(job, "the loss", loss)
+  if count ~= nil then scalar(job, "the loss's count", count) end
+  return output, symbols.targets, loss, count
+end
+
+local function compile(job, graph, how, train)
+  local g = job.parallel.gradient
+  return graph:compile {
+    train = train, precision = job.precision, comm_dtype = g.dtype or "f32", bucket_mb = g.bucket_mb,
+    first_bucket_mb = g.first_bucket_mb, rows = how.rows, rank = how.rank, threads = how.threads, clip = job.clip.norm,
+    clip_value = job.clip.value, layout = how.layout, ranks = how.ranks,
+  }
+end
+
+local function within(job, how, training, f)
+  local graph = core.graph { rows = how.rows, mesh = { { name = "data", size = how.ranks } } }
+  local s = { graph = graph, symbols = {}, training = training, label = "the job's model" }
+  local old = util.fallback
+  util.fallback = job.where
+  local results = table.pack(pcall(scope.with, s, function()
+    local optimizer = job.optimizer
+    for _, m in ipairs(trace.modules(job)) do
+      trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end)
+    end
+    return f(graph)
+  end))
+  util.fallback = old
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
+--- The training plan for microbatches of how.rows samples; how = { rows, ranks, rank, threads, layout = plan or nil }.
+--- Returns the plan and whether the loss counts its own labels.
+function trace.train(job, how)
+  return within(job, how, true, function(graph)
+    local _, _, loss, count = forward(job, graph, how.rows)
+    graph:loss(loss, count)
+    graph:grad()
+    for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
+      job.optimizer:trace(graph, entry)
+    end
+    return compile(job, graph, how, true), count ~= nil
+  end)
+end
+
+--- The evaluation plan of the job's metrics. Returns the plan and, for each metric, where its numbers are: { sum =
+--- output number, count = output number or nil, per_sample = number }.
+function trace.eval(job, how)
+  return within(job, how, false, function(graph)
+    local output, targets, loss, count = forward(job, graph, how.rows)
+    local places, n = {}, 0
+    for i, metric in ipairs(job.eval.metrics) do
+      local sum, weight = metric.trace(output, targets, loss, count or how.rows)
+      scalar(job, "metric " .. metric.name, sum)
+      n = n + 1
+      graph:output(sum, metric.name)
+      places[i] = { sum = n }
+      if type(weight) == "number" then
+        places[i].per_sample = weight / how.rows
+      else
+        scalar(job, "the count of metric " .. metric.name, weight)
+        n = n + 1
+        graph:output(weight, metric.name .. ".count")
+        places[i].count = n
+      end
+    end
+    return compile(job, graph, how, false), places
+  end)
+end
+
+return trace

@@ -1,0 +1,62 @@
+-- The library's training loop: steps, evaluations, checkpoints, the progress line, and a checkpoint at Ctrl-C.
+local core = require "dtrain.core"
+local engines = require "dtrain.engine"
+local memory = require "dtrain.memory"
+local progress = require "dtrain.progress"
+local trace = require "dtrain.trace"
+local util = require "dtrain.util"
+
+local function introduce(engine, show)
+  local job, parameters = engine.job, 0
+  for _, m in ipairs(trace.modules(job)) do parameters = parameters + m[2]:count() end
+  local ranks, threads = core.size(), core.threads()
+  local micro = job:rows(ranks)
+  show:say("%s parameters, %d rank%s x %d thread%s, batch %d%s, %d steps%s", util.commas(parameters), ranks,
+    ranks == 1 and "" or "s",
+    threads, threads == 1 and "" or "s", job.batch.global, micro * ranks < job.batch.global
+      and (" (micro %d)"):format(micro) or "",
+    engine.steps, engine.start > 0 and (", from step %d"):format(engine.start) or "")
+  for _, name in ipairs(engine.plan:unused()) do
+    show:say("note: no gradient reaches %s; it stays as it is", name)
+  end
+  if engine.options.verbose then
+    if core.rank() == 0 then print(job.model) end
+    show:say("%s", memory.table({ { "rank " .. core.rank(), engine.plan:memory() } }))
+  end
+end
+
+--- Trains a job to its end (or until Ctrl-C); returns the engine.
+return function(job)
+  local engine = engines.new(job)
+  local show = progress.new(engine)
+  introduce(engine, show)
+  local evaluate, checkpoint = job.eval, job.checkpoint
+  local every = checkpoint and checkpoint.every
+  engine.history, engine.evaluations = {}, {}
+  local function eval()
+    local values = engine:eval()
+    engine.evaluations[#engine.evaluations + 1] = { engine.step_number, values }
+    show:eval(values, evaluate.metrics)
+    return engine.step_number
+  end
+  local evaluated
+  for step in engine:batches() do
+    local m = engine:step()
+    engine.history[step] = m.loss
+    show:step(m)
+    if evaluate.every and step % evaluate.every == 0 then evaluated = eval() end
+    if every and step % every == 0 then engine:save() end
+  end
+  local stopped = engine.step_number < engine.steps
+  if not stopped and evaluate.data and evaluated ~= engine.step_number
+    and engine.step_number > engine.start then eval() end
+  if (checkpoint or (stopped and engine.checkpoint)) and engine.saved ~= engine.step_number then engine:save() end
+  if stopped then
+    show:say(engine.saved and "stopped after step %d; saved below %s, --resume auto continues"
+      or "stopped after step %d; nothing saved (checkpoint = { dir = ... } or --out would)", engine.step_number,
+      engine.checkpoint and engine.checkpoint.dir)
+  end
+  show:close()
+  if job.after and not stopped then job.after(engine) end
+  return engine
+end

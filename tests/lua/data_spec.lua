@@ -1,0 +1,88 @@
+-- Data sets as a script names them.
+local dt = require "dtrain"
+local data = dt.data
+
+local function message(f, ...)
+  local ok, e = pcall(f, ...)
+  assert.is_false(ok)
+  return e
+end
+
+local folder = os.tmpname()
+os.remove(folder)
+os.execute("mkdir -p " .. folder)
+
+local function write(name, text)
+  local path = folder .. "/" .. name
+  local f <close> = assert(io.open(path, "wb"))
+  f:write(text)
+  return path
+end
+
+describe("data", function()
+  teardown(function() os.execute("rm -rf " .. folder) end)
+
+  it("reads text as windows of bytes", function()
+    local set = data.text { file = write("t.txt", ("abcdefghij"):rep(11)), context = 10,
+      split = { train = 0.8, valid = 0.2 } }
+    assert.are.equal(10, set:count())
+    assert.are.equal(8, set:part("train"):count())
+    assert.are.equal(2, set:part("valid"):count())
+    local fields = set:fields()
+    assert.are.same({ "inputs", "targets" }, { fields[1].name, fields[2].name })
+    assert.are.same({ 10 }, fields[1].shape)
+  end)
+  it("reads IDX files", function()
+    local images = write("i.idx", string.pack(">I4I4I4I4", 0x803, 3, 2, 2) .. string.char(0, 255, 0, 0, 1, 1, 1, 1, 9,
+      9, 9, 9))
+    local labels = write("l.idx", string.pack(">I4I4", 0x801, 3) .. string.char(0, 1, 2))
+    local set = data.idx { images = images, labels = labels, transforms = { data.flatten() } }
+    assert.are.equal(3, set:count())
+    assert.are.same({ 4 }, set:fields()[1].shape)
+    assert.matches("3 samples", tostring(set))
+  end)
+  it("reads CSV", function()
+    local set = data.csv { file = write("c.csv", "a,b,y\n1,2,0\n3,4,1\n"), targets = "y", classes = true }
+    assert.are.equal(2, set:count())
+    assert.are.same({ 2 }, set:fields()[1].shape)
+    assert.are.equal("i64", set:fields()[2].dtype)
+  end)
+  it("reads .npy files", function()
+    local path = folder .. "/x.npy"
+    dt.save(path, dt.rand({ 6, 3 }, 1))
+    assert.are.equal(6, data.npy { inputs = path }:count())
+  end)
+  it("takes tensors and functions", function()
+    local set = data.tensors { inputs = dt.rand({ 8, 2 }, 1), targets = dt.rand({ 8, 1 }, 2) }
+    assert.are.equal(8, set:count())
+    set = data.from(function(i) return dt.full({ 3 }, i), i end, 5)
+    assert.are.equal(5, set:count())
+  end)
+  it("makes synthetic sets", function()
+    assert.are.equal(100, data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }:count())
+    assert.are.equal(64, data.synthetic { inputs = { 784 }, classes = 10, samples = 64 }:count())
+    assert.are.same({ 16 }, data.synthetic { tokens = 512, context = 16, samples = 4 }:fields()[1].shape)
+  end)
+  it("splits without overlap, by fractions and counts", function()
+    local set = data.synthetic { inputs = { 2 }, classes = 2, samples = 101 }:split { train = 0.5, valid = 0.25,
+      test = 0.25 }
+    assert.are.equal(101, set:part("train"):count() + set:part("valid"):count() + set:part("test"):count())
+    set = data.synthetic { inputs = { 2 }, classes = 2, samples = 100 }:split { train = 90, valid = 10 }
+    assert.are.equal(90, set:part("train"):count())
+  end)
+  it("refuses bad splits", function()
+    local set = data.synthetic { inputs = { 2 }, classes = 2, samples = 10 }
+    assert.matches("at most 1", message(set.split, set, { train = 0.9, valid = 0.2 }))
+    assert.matches("empty", message(set.split, set, { train = 0.99, valid = 0.01 }))
+    assert.matches("names", message(set.split, set, { 0.9, 0.1 }))
+  end)
+  it("refuses what no transform is", function()
+    assert.matches("not a transform", message(data.synthetic,
+      { inputs = { 2 }, classes = 2, transforms = { "flatten" } }))
+  end)
+  it("normalises by channel", function()
+    local t = data.normalise { mean = { 1, 2 }, std = 2 }
+    assert.are.same({ 2, 2 }, t.std)
+    assert.matches("give as many", message(data.normalise, { mean = { 1, 2, 3 }, std = { 1, 2 } }))
+  end)
+end)

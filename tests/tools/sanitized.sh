@@ -1,0 +1,38 @@
+#!/bin/sh
+# Runs what a sanitized build can tell most about:  sanitized.sh BUILD   (after `make asan` or `make ubsan` has built it)
+# The C tests, collectives on 3 ranks, and short training scripts alone and on 2 ranks. A report of a sanitizer ends a program
+# with a code other than 0. Leaks inside Open MPI, oneDNN and the OpenMP runtime are theirs: tests/tools/lsan.supp.
+cd "$(dirname "$0")/../.." || exit 2
+b=$1
+export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:exitcode=99
+export LSAN_OPTIONS="suppressions=$PWD/tests/tools/lsan.supp:print_suppressions=0"
+export UBSAN_OPTIONS=print_stacktrace=1
+export DT_VERIFY=1 DT_PLUGIN_DIR="$PWD/$b"
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+p=0 f=0
+try() { # name, seconds, command...
+  name=$1 seconds=$2
+  shift 2
+  if timeout -k 5 "$seconds" "$@" > "$out" 2>&1; then
+    p=$((p + 1))
+    echo "ok $name"
+  else
+    code=$?
+    f=$((f + 1))
+    grep -v '^ok ' "$out" | tail -n 40
+    echo "FAIL $name (exit code $code)"
+  fi
+}
+for t in "$b"/tests/test_*; do
+  case $t in *.d) continue ;; esac
+  try "${t##*/}" 600 "$t"
+done
+try "collectives on 3 ranks" 300 tests/tools/ranks 3 "$b/tests/dist_comm"
+for s in tests/dist/mlp.lua tests/dist/tokens.lua; do
+  try "$s alone" 300 "$b/dtrain" "$s" --steps 3 --quiet
+  try "$s on 2 ranks" 300 tests/tools/ranks 2 "$b/dtrain" "$s" --steps 3 --quiet
+done
+try "a script with a mistake" 60 sh -c "! $b/dtrain tests/errors/unknown_key.lua"
+echo "$p passed, $f failed, 0 skipped"
+[ $f = 0 ]
