@@ -10,6 +10,8 @@ CC       ?= cc
 WARN     := -Wall -Wextra -Werror
 OPT      ?= -O2 -g
 SAN      ?=
+V        ?=
+Q        := $(if $(V),,@)
 CPPFLAGS += -D_GNU_SOURCE -Iruntime
 CFLAGS   += -std=gnu11 -fPIC $(OPT) $(WARN) -fvisibility=hidden $(SAN)
 LDFLAGS  += $(SAN)
@@ -56,44 +58,53 @@ $(B)/flags: FORCE
 
 $(B)/o/%.o: %.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	@echo "  cc $<"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 $(B)/o/lua/%.o: lua/%.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LUA_CFLAGS) -MMD -MP -c $< -o $@
+	@echo "  cc $<"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LUA_CFLAGS) -MMD -MP -c $< -o $@
 define isa_rule
 $(B)/o/$(1)/kernels/cpu/%.o: kernels/cpu/%.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(KFLAGS) $$(isa_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
+	@echo "  cc $$< ($(1))"
+	$$(Q)$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(KFLAGS) $$(isa_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
 # which instruction sets the table chooser may refer to
 $(B)/o/runtime/dev/cpu.o: CPPFLAGS += $(foreach i,$(ISAS),-DK_HAVE_$(i))
 
-$(B)/libdtrain_core.a: $(CORE_OBJ) $(KERN_OBJ)
-	@rm -f $@
-	ar qcs $@ $^
-
-# the list of files is a prerequisite too, so that a removed file leaves the binary
-$(B)/stdlib.list: FORCE
+# lists of files are prerequisites too, so that what is removed from the tree leaves the binary
+$(B)/%.list: FORCE
 	@mkdir -p $(@D)
-	@echo '$(STDLIB)' | cmp -s - $@ || echo '$(STDLIB)' > $@
-$(B)/stdlib.c: tests/tools/embed.lua $(STDLIB) $(B)/stdlib.list | $(B)/tools.ok
-	lua5.4 tests/tools/embed.lua $@ stdlib $(STDLIB)
-$(B)/o/stdlib.o: $(B)/stdlib.c
-	$(CC) $(CFLAGS) -c $< -o $@
+	@echo '$($*)' | cmp -s - $@ || echo '$($*)' > $@
 
-$(B)/dtrain: $(B)/o/lua/main.o $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a
-	$(CC) $(LDFLAGS) -rdynamic -o $@ $^ $(LUA_LIBS) -ledit $(LIBS)
-$(B)/dtrain.so: $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a
-	$(CC) $(LDFLAGS) -shared -o $@ $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a $(LIBS)
+$(B)/libdtrain_core.a: $(CORE_OBJ) $(KERN_OBJ) $(B)/CORE_SRC.list $(B)/KERN_SRC.list
+	@rm -f $@
+	$(Q)ar qcs $@ $(CORE_OBJ) $(KERN_OBJ)
+
+$(B)/stdlib.c: tests/tools/embed.lua $(STDLIB) $(B)/STDLIB.list | $(B)/tools.ok
+	@echo "  embed stdlib"
+	$(Q)lua5.4 tests/tools/embed.lua $@ stdlib $(STDLIB)
+$(B)/o/stdlib.o: $(B)/stdlib.c
+	$(Q)$(CC) $(CFLAGS) -c $< -o $@
+
+$(B)/dtrain: $(B)/o/lua/main.o $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a $(B)/LUA_SRC.list
+	@echo "  link $@"
+	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $(filter-out %.list,$^) $(LUA_LIBS) -ledit $(LIBS)
+$(B)/dtrain.so: $(LUA_OBJ) $(B)/o/stdlib.o $(B)/libdtrain_core.a $(B)/LUA_SRC.list
+	@echo "  link $@"
+	$(Q)$(CC) $(LDFLAGS) -shared -o $@ $(filter-out %.list,$^) $(LIBS)
 $(B)/libdtrain_mpi.so: $(MPI_SRC) $(B)/flags | $(B)/tools.ok
 	@mkdir -p $(@D)
-	OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -shared -MMD -MP -MF $(B)/mpi.d -o $@ $(MPI_SRC)
+	@echo "  link $@"
+	$(Q)OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -shared -MMD -MP -MF $(B)/mpi.d -o $@ $(MPI_SRC)
 
 define test_rule
 $(B)/tests/%: $(1)/%.c $(B)/libdtrain_core.a
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(LDFLAGS) -MMD -MP -rdynamic -o $$@ $$< $(B)/libdtrain_core.a $$(LIBS)
+	@echo "  link $$@"
+	$$(Q)$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(LDFLAGS) -MMD -MP -rdynamic -o $$@ $$< $(B)/libdtrain_core.a $$(LIBS)
 endef
 $(foreach d,tests/c tests/dist,$(eval $(call test_rule,$(d))))
 tests-c: $(TESTS)
@@ -128,16 +139,22 @@ lint: ## luacheck, and clang-format where it is installed
 docs: $(B)/opsdoc ## write docs/ops.md anew from the op table
 	$(B)/opsdoc > $(B)/ops.md && cp $(B)/ops.md docs/ops.md
 $(B)/opsdoc: tests/tools/opsdoc.c $(B)/libdtrain_core.a
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+	@echo "  link $@"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+
+format: ## clang-format every C file in place
+	@find runtime kernels lua tests -name '*.[ch]' | xargs clang-format -i
 
 bench: all $(B)/bench/matmul_floor $(B)/bench/allreduce $(B)/bench/mpi_init ## speed and memory beside their floors, and beside PyTorch's with DT_PEER_PYTHON=python
 	@DT_BUILD=$(B) lua5.4 tests/bench/run.lua $(WORK)
 $(B)/bench/matmul_floor: tests/bench/matmul_floor.c $(B)/libdtrain_core.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+	@echo "  link $@"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
 $(B)/bench/%: tests/bench/%.c $(B)/libdtrain_core.a
 	@mkdir -p $(@D)
-	OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+	@echo "  link $@"
+	$(Q)OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
 
 asan: ## C tests and a few scripts under AddressSanitizer and the leak checker, in build-asan/
 	@$(MAKE) B=build-asan OPT="-O1 -g -fno-omit-frame-pointer" SAN=-fsanitize=address all tests-c
@@ -156,7 +173,8 @@ fuzz: ## feed the readers of files broken input, FUZZ_SECONDS=20 each, with clan
 fuzzers: $(FUZZ)
 $(B)/fuzz/%: tests/fuzz/%.c $(B)/libdtrain_core.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -fsanitize=fuzzer -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+	@echo "  link $@"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fsanitize=fuzzer -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
 
 # ---- to find one's way ----
 op: ## where an op lives: make op NAME=layer_norm
@@ -171,4 +189,4 @@ help: ## this list
 
 FORCE:
 -include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d $(B)/opsdoc.d
-.PHONY: all tests-c deps demo install test floors lint docs bench asan ubsan fuzz fuzzers op clean help FORCE
+.PHONY: all tests-c deps demo install test floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE

@@ -138,6 +138,7 @@ int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr);
 int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr);
 void dtl_eager_clear(void);
 void dtl_push_methods(lua_State *L); /* pushes the table of methods that tensors and symbols share */
+int dtl_method(lua_State *L);        /* the tail of an __index: key at 2, methods in upvalue 1 */
 
 /* ---- data (l_data.c) ---- */
 typedef struct dtl_loader {

@@ -477,9 +477,7 @@ static int s_compare(lua_State *L) {
 static int s_index(lua_State *L) {
   if (lua_type(L, 2) == LUA_TNUMBER)
     dtl_fail(L, "a symbolic tensor has no elements to index; take parts with x:slice{dim=0, start=0, stop=1}");
-  lua_pushvalue(L, 2);
-  lua_rawget(L, lua_upvalueindex(1));
-  return 1;
+  return dtl_method(L);
 }
 
 static int s_newindex(lua_State *L) { dtl_fail(L, "a symbolic tensor can't be written; make a new one with dt.where or dt.concat"); }

@@ -396,6 +396,28 @@ static int l_t(lua_State *L) {
 static int l_is_symbolic(lua_State *L) { return lua_pushboolean(L, dtl_to_symbol(L, 1) != NULL), 1; }
 static int l_is_tensor(lua_State *L) { return lua_pushboolean(L, dtl_to_symbol(L, 1) || dtl_to_tensor(L, 1)), 1; }
 
+static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* An unknown name is an error with the nearest known one: a field that is nil would fail later, and elsewhere. */
+int dtl_method(lua_State *L) {
+  lua_settop(L, 2);
+  lua_pushvalue(L, 2);
+  if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
+  if (lua_type(L, 2) != LUA_TSTRING) dtl_fail(L, "a tensor has no field named by %s", dtl_kind(L, 2));
+  const char *names[256], *key = lua_tostring(L, 2);
+  int n = 0;
+  for (lua_pushnil(L); n < 256 && lua_next(L, lua_upvalueindex(1)); lua_pop(L, 1))
+    if (lua_type(L, -2) == LUA_TSTRING) names[n++] = lua_tostring(L, -2);
+  qsort(names, (size_t)n, sizeof *names, by_text); /* among equals the same one on every rank */
+  const char *near = dt_nearest(key, names, n);
+  if (near) dtl_fail(L, "a tensor has no method '%s'; did you mean '%s'?", key, near);
+  dtl_fail(L, "a tensor has no method '%s'; core.ops() lists the operations", key);
+}
+
+/* core.methods() -> the table of methods that tensors and symbols share, for the library to add to */
+static int l_methods(lua_State *L) { return dtl_push_methods(L), 1; }
+
+
 void dtl_push_methods(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &methods_key); }
 
 static void push_op(lua_State *L, int op) {
@@ -404,7 +426,7 @@ static void push_op(lua_State *L, int op) {
 }
 
 void dtl_open_op(lua_State *L) {
-  static const luaL_Reg fn[] = {{"ops", l_ops}, {"op", l_op}, {"is_symbolic", l_is_symbolic}, {"is_tensor", l_is_tensor}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"ops", l_ops}, {"op", l_op}, {"methods", l_methods}, {"is_symbolic", l_is_symbolic}, {"is_tensor", l_is_tensor}, {NULL, NULL}};
   static const luaL_Reg method[] = {{"shape", l_shape}, {"dim", l_dim}, {"numel", l_numel}, {"dtype", l_dtype}, {"size", l_size},
                                     {"to", l_to}, {"transpose", l_transpose}, {"t", l_t}, {NULL, NULL}};
   static const struct { const char *event; int op; } event[] = {

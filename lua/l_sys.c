@@ -165,7 +165,7 @@ static int l_script(lua_State *L) {
 /* ---- version ---- */
 /* Where the MPI plug-in lies (the places of runtime/comm/world.c); NULL when it is not there. */
 static const char *mpi_plugin(void) {
-  static char found[1200];
+  static char found[2200];
   static const char *const rel[] = {"", "/..", "/../lib/dtrain", "/../../dtrain"};
   char home[2][1024] = {"", ""};
   Dl_info info;
@@ -185,7 +185,7 @@ static const char *mpi_plugin(void) {
 }
 
 const char *dtl_version_text(void) {
-  static char text[2048];
+  static char text[4096];
   const char *mpi = mpi_plugin();
   snprintf(text, sizeof text, "dtrain %s\nkernels: %s\nMPI: %s%s\nCUDA: none\n%s\n", DT_VERSION, dt_cpu_isa(),
            mpi ? "Open MPI plug-in " : "plug-in not found", mpi ? mpi : "", LUA_RELEASE);

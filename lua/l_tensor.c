@@ -361,9 +361,7 @@ static int l_index(lua_State *L) {
     dt_view v = select_view(L, t, i);
     return dtl_tensor_view(L, t, &v), 1;
   }
-  lua_pushvalue(L, 2);
-  lua_rawget(L, lua_upvalueindex(1));
-  return 1;
+  return dtl_method(L);
 }
 
 static int l_newindex(lua_State *L) {

@@ -11,9 +11,6 @@
 
 enum { SMALL = 150000 /* multiply-adds that one thread does in less time than waking others pays for */ };
 
-typedef int32_t lane_f32;
-typedef int64_t lane_f64;
-
 #define K_TEMPLATE "gemm.c"
 #include "k_twice.h"
 
@@ -158,7 +155,7 @@ INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
     v[i + s] = __builtin_shuffle(x, y, (VI){LIST(HI, s)});   \
   }
 INLINE void F(transpose)(V *v) {
-  typedef F(lane) VI __attribute__((vector_size(K_VB)));
+  typedef F(k_lane) VI __attribute__((vector_size(K_VB)));
 #if F(K_LANES) > 8
   EXCHANGE(8)
 #endif

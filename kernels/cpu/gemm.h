@@ -30,7 +30,9 @@
 #define K_LANES_f64 (K_VB / 8)
 #define K_NR_f32 (2 * K_LANES_f32) /* columns of a tile and of a panel */
 #define K_NR_f64 (2 * K_LANES_f64)
-#define K_MC 192          /* rows of a block: a multiple of every K_MR */
+typedef int32_t k_lane_f32; /* what masks and shuffles of a vector are made of */
+typedef int64_t k_lane_f64;
+#define K_MC 288          /* rows of a block: a multiple of every K_MR */
 #define K_KB (384 * 4)    /* bytes of a block's k: a panel stays in the first cache, a block of A in the second */
 #define K_NC 512          /* columns held in f32 (f64) where C itself cannot hold sums */
 /* in a template: the exported name of the instance for T */

@@ -2,7 +2,7 @@
  * kernels only say which part of the output an input goes to. Called through the op table; copy_view by other kernels. */
 #include "k.h"
 
-enum { TILE = 32, SEGMENT = 16384 };
+enum { TILE = 16, SEGMENT = 16384 };
 
 typedef struct copy {
   char *d;
@@ -50,14 +50,18 @@ static void row(const copy *c, char *dst, const char *src, int64_t n) {
   else ELEMENTS(uint64_t);
 }
 
-/* dst[i][j] = src[j][i] for i < m, j < n; strides of the outer index of each */
-#define TURN(U)                                                                           \
-  do {                                                                                    \
-    U *d = (U *)(void *)dst;                                                              \
-    const U *s = (const U *)(const void *)src;                                            \
-    for (int64_t j0 = 0; j0 < n; j0 += TILE)                                              \
-      for (int64_t i = 0; i < m; i++)                                                     \
-        for (int64_t j = j0, e = K_MIN(j0 + TILE, n); j < e; j++) d[i * ds + j] = s[j * ss + i]; \
+/* dst[i][j] = src[j][i] for i < m, j < n; strides of the outer index of each. A tile goes through a buffer, so that every
+ * line of either side is touched once. */
+#define TURN(U)                                                                                   \
+  do {                                                                                            \
+    U *d = (U *)(void *)dst, t[TILE][TILE];                                                       \
+    const U *s = (const U *)(const void *)src;                                                    \
+    for (int64_t j0 = 0, w; j0 < n; j0 += w) {                                                    \
+      w = K_MIN(TILE, n - j0);                                                                    \
+      for (int64_t j = 0; j < w; j++)                                                             \
+        for (int64_t i = 0; i < m; i++) t[i][j] = s[(j0 + j) * ss + i];                           \
+      for (int64_t i = 0; i < m; i++) memcpy(d + i * ds + j0, t[i], (size_t)w * sizeof(U));       \
+    }                                                                                             \
   } while (0)
 static void band(const copy *c, char *dst, const char *src, int64_t m) {
   const int64_t ds = c->stride[0][c->nd - 2], ss = c->stride[1][c->nd - 1], n = c->dim[c->nd - 1];

@@ -8,7 +8,7 @@
 #include "k.h"
 #include "m.h"
 
-enum { RUN = 2048, WIDE = 512, GROUP = 131072 };
+enum { RUN = 2048, WIDE = 2048, GROUP = 131072 };
 typedef enum reduce_op { R_SUM, R_SQUARES, R_MAX, R_MIN } reduce_op;
 
 typedef struct reduction {

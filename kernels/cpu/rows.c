@@ -30,7 +30,7 @@
 #define R_I64(v) ((int64_t)(v))
 
 #define R_LOADER(name, D)                                                                \
-  void K(name)(D *dst, const void *p, int dtype, int64_t stride, int64_t n) {            \
+  static void name(D *dst, const void *p, int dtype, int64_t stride, int64_t n) {            \
     if (n <= 0) return;                                                                  \
     switch (dtype) {                                                                     \
       case DT_BOOL: R_LOAD(D, uint8_t, R_BOOL); return;                                  \
@@ -48,7 +48,7 @@ R_LOADER(load_f64, double)
 R_LOADER(load_i64, int64_t)
 
 #define R_STORER(name, D)                                                                \
-  void K(name)(void *p, int dtype, int64_t stride, const D *src, int64_t n) {            \
+  static void name(void *p, int dtype, int64_t stride, const D *src, int64_t n) {            \
     if (n <= 0) return;                                                                  \
     switch (dtype) {                                                                     \
       case DT_BOOL: R_STORE(uint8_t, R_BOOL); return;                                    \
@@ -63,6 +63,39 @@ R_LOADER(load_i64, int64_t)
   }
 R_STORER(store_f32, float)
 R_STORER(store_f64, double)
+
+/* f16 to and from f32 has instructions of its own, eight elements at a time; the loops above do what is left */
+#ifdef __F16C__
+#include <immintrin.h>
+static int64_t from_f16(float *d, const uint16_t *s, int64_t n) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(d + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(s + i))));
+  return i;
+}
+static int64_t to_f16(uint16_t *d, const float *s, int64_t n) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm_storeu_si128((__m128i *)(void *)(d + i), _mm256_cvtps_ph(_mm256_loadu_ps(s + i), _MM_FROUND_TO_NEAREST_INT));
+  return i;
+}
+#else
+static int64_t from_f16(float *d, const uint16_t *s, int64_t n) { return (void)d, (void)s, n * 0; }
+static int64_t to_f16(uint16_t *d, const float *s, int64_t n) { return (void)d, (void)s, n * 0; }
+#endif
+void K(load_f32)(float *dst, const void *p, int dtype, int64_t stride, int64_t n) {
+  int64_t done = dtype == DT_F16 && stride == 1 ? from_f16(dst, p, n) : 0;
+  load_f32(dst + done, k_at(p, dtype, done), dtype, stride, n - done);
+}
+void K(store_f32)(void *p, int dtype, int64_t stride, const float *src, int64_t n) {
+  int64_t done = dtype == DT_F16 && stride == 1 ? to_f16(p, src, n) : 0;
+  store_f32(k_at(p, dtype, done), dtype, stride, src + done, n - done);
+}
+void K(load_f64)(double *dst, const void *p, int dtype, int64_t stride, int64_t n) { load_f64(dst, p, dtype, stride, n); }
+void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t n) { load_i64(dst, p, dtype, stride, n); }
+void K(store_f64)(void *p, int dtype, int64_t stride, const double *src, int64_t n) {
+  store_f64(p, dtype, stride, src, n);
+}
 
 int K(collapse)(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]) {
   int m = 0;

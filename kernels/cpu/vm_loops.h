@@ -71,7 +71,9 @@ static T *F(v_load)(const k_vm *v, const v_operand *o, T *block, int64_t b, int6
   if (o->in_place) return (T *)o->p + off;
   for (int64_t done = 0;;) {
     int64_t seg = K_MIN(v->dim[last] - at[last], n - done);
-    K_LOAD(block + done, k_at(o->p, o->dtype, off), o->dtype, o->stride[last], seg);
+    if (seg < 32 && o->stride[last] == 1 && sizeof(T) == dt_dtype_size(o->dtype) && dt_is_float(o->dtype))
+      for (int64_t i = 0; i < seg; i++) block[done + i] = ((const T *)o->p)[off + i]; /* short rows: no call */
+    else K_LOAD(block + done, k_at(o->p, o->dtype, off), o->dtype, o->stride[last], seg);
     if ((done += seg) >= n) return block;
     off = v_next_row(v, o, at);
   }
@@ -92,6 +94,12 @@ static void F(v_store)(const k_vm *v, const v_operand *o, const T *src, int64_t 
   }
 }
 
+/* The next n elements of an operand in place are asked for while this block is worked on: a block is too short a burst
+ * for the processor's own prefetcher. */
+static inline void F(v_prefetch)(const T *next, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(next + i);
+}
+
 /* Elements [begin, end). slot[] holds where each value of the program is for the current block. */
 static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
   T blocks[v->nblock * v->block + 1] K_ALIGN;
@@ -108,9 +116,13 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
   for (int64_t b = begin, n; b < end; b += n) {
     n = K_MIN(v->block, end - b);
     if (v->by_row) n = K_MIN(n, v->dim[v->nd - 1] - b % v->dim[v->nd - 1]);
-    for (int i = 0; i < v->nin; i++)
-      if (!v->in[i].scalar)
-        slot[v->in[i].slot] = F(v_load)(v, &v->in[i], v->in[i].in_place ? NULL : blocks + v->in[i].home * v->block, b, n);
+    for (int i = 0; i < v->nin; i++) {
+      const v_operand *o = &v->in[i];
+      if (o->scalar) continue;
+      T *x = F(v_load)(v, o, o->in_place ? NULL : blocks + o->home * v->block, b, n);
+      if (o->in_place && o->flat && b + 2 * n <= end) F(v_prefetch)(x + n, n);
+      slot[o->slot] = x;
+    }
     for (int i = 0; i < v->nout; i++)
       if (v->out[i].in_place) slot[v->out[i].slot] = F(v_load)(v, &v->out[i], NULL, b, n);
     for (const v_ins *s = first; s < last; s++)

@@ -90,12 +90,12 @@ int main(int argc, char **argv) {
   check(W->vt->alloc(W, most, (void **)&buf, &E));
   a = calloc(most, 1), b = calloc(most, 1);
   memset(buf, 0, most), memset(a, 0, most), memset(b, 1, most);
-  /* for the floor: the peers' buffers, mapped by a window of our own */
+  /* for the floor: the peers' buffers, mapped by a window of our own, 256 MB and a page apart (see remap in shm.c) */
   MPI_Win win;
   MPI_Comm host;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, W->rank, MPI_INFO_NULL, &host);
   char *raw;
-  MPI_Win_allocate_shared((MPI_Aint)most + 8192, 1, MPI_INFO_NULL, host, &raw, &win);
+  MPI_Win_allocate_shared(((MPI_Aint)256 << 20) + 4096, 1, MPI_INFO_NULL, host, &raw, &win);
   for (int r = 0; r < W->size; r++) {
     MPI_Aint len;
     int unit;

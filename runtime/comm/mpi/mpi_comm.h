@@ -31,7 +31,7 @@ typedef struct dtm_post {
 } __attribute__((aligned(128))) dtm_post;
 
 enum {
-  DTM_SMALL = 16 << 10,    /* bytes of a slot: an all-reduce up to this size is summed by every rank by itself */
+  DTM_SMALL = 2 << 10,     /* bytes of a slot: an all-reduce up to this size is summed by every rank by itself */
   DTM_STAGE = 256 << 10,   /* bytes of a piece that passes through scratch inside one host ... */
   DTM_STAGE_X = 2 << 20,   /* ... and where it is then sent to other hosts */
   DTM_MESSAGE_MAX = 1 << 30
@@ -53,6 +53,8 @@ typedef struct dtm_window {
   uint64_t uid; /* same on all its ranks, unique on the host; never 0 where there is a peer */
   char *base;   /* this rank's part */
   size_t bytes;
+  char *map;    /* our own mapping of all parts, NULL: MPI's is used */
+  size_t map_bytes;
   char **part;  /* [ranks on this host] by host-wide index (dtm_comm.seat); NULL: not shared */
 } dtm_window;
 

@@ -1,0 +1,405 @@
+/* attention and attention_bwd: scaled dot products, softmax, weighted values, without a [T,S] matrix in memory (after Dao,
+ * FlashAttention-2, 2023).
+ *
+ * Queries go in strips of ROWS, keys in blocks of KEYS; the scores of a strip and a block stay in the second-level cache.
+ * Every product is made of register tiles (gemm.h); tiles above the diagonal are not computed. The backward pass computes
+ * the probabilities again from lse. Work goes to threads by (batch, key head): queries of a group follow each other there,
+ * so gk and gv add up in a fixed order. Where there are too few of those, forward goes by strip, and backward goes first by
+ * key block (gk, gv), then by strip (gq), with scores computed twice; cuts and orders are the same, and so are the bits.
+ *
+ * A query that sees no key (causal, more queries than keys) gives 0 with lse -inf and has no gradient. Called through the
+ * op table. */
+#ifndef T
+#include "gemm.h"
+#include "m.h"
+
+enum {
+  ROWS = 96,              /* a multiple of K_MR */
+  KEYS = 256,             /* a multiple of every K_NR */
+  LD = KEYS + 32,         /* row stride of a strip of scores; the extra takes zeros behind a row's end */
+  WANT_Q = 1, WANT_KV = 2 /* what a backward unit computes */
+};
+
+/* element (b, h, t, d) of a view in either layout */
+typedef struct quad {
+  char *p;
+  int dtype;
+  int64_t sb, sh, st, sd;
+} quad;
+typedef struct att {
+  quad q, k, v, o, lse, go, gq, gk, gv; /* lse: sd unused */
+  int64_t B, H, Hk, T_, S, D, strips, blocks;
+  bool causal;
+  double scale;
+  char *ws;
+  size_t each; /* workspace of a thread */
+} att;
+
+static quad quad_of(const dt_view *v, bool bthd) {
+  return (quad){v->p, v->t.dtype, v->stride[0], v->stride[bthd ? 2 : 1], v->stride[bthd ? 1 : 2], v->stride[3]};
+}
+static inline void *quad_at(const quad *q, int64_t b, int64_t h, int64_t t) {
+  return k_at(q->p, q->dtype, b * q->sb + h * q->sh + t * q->st);
+}
+/* keys that query t sees */
+static inline int64_t seen(const att *a, int64_t t) {
+  return a->causal ? K_MAX(0, K_MIN(a->S, t + a->S - a->T_ + 1)) : a->S;
+}
+
+static att setup(const dt_call *c) {
+  const bool bthd = c->attr[2].i;
+  const dt_type *q = &c->in[0].t, *k = &c->in[1].t;
+  att a = {.causal = c->attr[0].i, .scale = c->attr[1].f, .ws = c->ws};
+  a.B = q->dim[0], a.H = q->dim[bthd ? 2 : 1], a.T_ = q->dim[bthd ? 1 : 2], a.D = q->dim[3];
+  a.Hk = k->dim[bthd ? 2 : 1], a.S = k->dim[bthd ? 1 : 2];
+  if (a.scale == 0) a.scale = 1 / sqrt((double)a.D);
+  a.strips = (a.T_ + ROWS - 1) / ROWS, a.blocks = (a.S + KEYS - 1) / KEYS;
+  a.q = quad_of(&c->in[0], bthd), a.k = quad_of(&c->in[1], bthd), a.v = quad_of(&c->in[2], bthd);
+  return a;
+}
+static quad lse_of(const dt_view *v) { return (quad){v->p, v->t.dtype, v->stride[0], v->stride[1], v->stride[2], 0}; }
+
+#define K_TEMPLATE "attention.c"
+#include "k_twice.h"
+
+/* ---- units of work, dealt to threads in turn ---- */
+typedef struct deal {
+  att *a;
+  int64_t n;
+  void (*fn)(const att *a, int64_t unit, char *ws);
+} deal;
+static void deal_part(void *ctx, int part, int parts) {
+  deal *d = ctx;
+  for (int64_t i = part; i < d->n; i += parts) d->fn(d->a, i, d->a->ws + (size_t)part * d->a->each);
+}
+static void deal_out(dt_pool *pool, att *a, int64_t n, void (*fn)(const att *a, int64_t unit, char *ws)) {
+  deal d = {a, n, fn};
+  /* a unit of less than some 20 us is not worth waking threads for */
+  double work = (double)a->B * (double)a->H * (double)a->T_ * (double)a->S * (double)a->D;
+  int parts = (int)K_MIN((double)K_MIN(n, k_threads(pool)), 1 + work / 1e6);
+  if (parts > 1) dt_pool_run(pool, parts, deal_part, &d);
+  else deal_part(&d, 0, 1);
+}
+/* are there enough heads to keep the threads evenly busy? */
+static bool by_head(const att *a, const dt_pool *pool) {
+  int64_t n = a->B * a->Hk, threads = k_threads(pool);
+  return n % threads == 0 || n >= 4 * threads;
+}
+
+static void run_forward(dt_call *c) {
+  att a = setup(c);
+  a.o = quad_of(&c->out[0], c->attr[2].i), a.lse = lse_of(&c->out[1]);
+  if (a.B * a.H * a.T_ == 0) return;
+  const bool f64 = c->out[0].t.dtype == DT_F64;
+  a.each = K_FLOAT(c->out[0].t.dtype, forward_ws, &a);
+  if (by_head(&a, c->pool)) deal_out(c->pool, &a, a.B * a.Hk, f64 ? forward_heads_f64 : forward_heads_f32);
+  else deal_out(c->pool, &a, a.B * a.H * a.strips, f64 ? forward_strip_f64 : forward_strip_f32);
+}
+static size_t forward_workspace(const dt_call *c, int threads) {
+  att a = setup(c);
+  return (size_t)threads * K_FLOAT(c->out[0].t.dtype, forward_ws, &a);
+}
+
+static void run_backward(dt_call *c) {
+  att a = setup(c);
+  const bool bthd = c->attr[2].i, f64 = c->out[0].t.dtype == DT_F64;
+  a.o = quad_of(&c->in[3], bthd), a.lse = lse_of(&c->in[4]), a.go = quad_of(&c->in[5], bthd);
+  a.gq = quad_of(&c->out[0], bthd), a.gk = quad_of(&c->out[1], bthd), a.gv = quad_of(&c->out[2], bthd);
+  a.each = K_FLOAT(c->out[0].t.dtype, backward_ws, &a);
+  if (by_head(&a, c->pool)) {
+    deal_out(c->pool, &a, a.B * a.Hk, f64 ? backward_heads_f64 : backward_heads_f32);
+    return;
+  }
+  deal_out(c->pool, &a, a.B * a.Hk * a.blocks, f64 ? backward_block_f64 : backward_block_f32);
+  deal_out(c->pool, &a, a.B * a.H * a.strips, f64 ? backward_strip_f64 : backward_strip_f32);
+}
+static size_t backward_workspace(const dt_call *c, int threads) {
+  att a = setup(c);
+  return (size_t)threads * K_FLOAT(c->out[0].t.dtype, backward_ws, &a);
+}
+const dt_kernel K(kernel_attention) = {.run = run_forward, .workspace = forward_workspace};
+const dt_kernel K(kernel_attention_bwd) = {.run = run_backward, .workspace = backward_workspace};
+
+#else /* ---- once for float, once for double ---- */
+
+#define NR F(K_NR)
+#define VL F(K_LANES)
+typedef T F(vec) __attribute__((vector_size(K_VB), aligned(sizeof(T)), may_alias));
+#define V F(vec)
+
+/* carves `n` elements off the workspace; with ws NULL only counts */
+static T *F(take)(char **ws, size_t *bytes, int64_t n) {
+  T *p = ws ? (T *)(void *)(*ws + *bytes) : NULL;
+  *bytes += k_round64((size_t)n * sizeof(T));
+  return p;
+}
+
+/* panels of [keys, D] from key k0 on, n keys: as the right side of a product with the scores' rows (keys run along the
+ * columns of a panel: panel j at j * NR * D) ... */
+static void F(pack_across)(T *dst, const att *a, const quad *x, int64_t b, int64_t h, int64_t k0, int64_t n) {
+  for (int64_t j = 0; j < n; j += NR)
+    KF(pack)(dst + j * a->D, quad_at(x, b, h, k0 + j), x->dtype, a->D, K_MIN(NR, n - j), x->sd, x->st);
+}
+/* ... and along the rows of a panel: the panel of columns d at d * n */
+static void F(pack_along)(T *dst, const att *a, const quad *x, int64_t b, int64_t h, int64_t k0, int64_t n) {
+  for (int64_t d = 0; d < a->D; d += NR)
+    KF(pack)(dst + d * n, k_at(quad_at(x, b, h, k0), x->dtype, d * x->sd), x->dtype, n, K_MIN(NR, a->D - d), x->st, x->sd);
+}
+/* n rows in T, times s */
+static void F(rows)(T *dst, const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T s) {
+  for (int64_t i = 0; i < n; i++) {
+    K_LOAD(dst + i * a->D, quad_at(x, b, h, t0 + i), x->dtype, x->sd, a->D);
+    if (s != 1)
+      for (int64_t d = 0; d < a->D; d++) dst[i * a->D + d] *= s;
+  }
+}
+/* rows [t0, t0+n) of x = s times src[n, ld] */
+static void F(put_rows)(const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T *src, int64_t ld, T s) {
+  for (int64_t i = 0; i < n; i++) {
+    if (s != 1)
+      for (int64_t d = 0; d < a->D; d++) src[i * ld + d] *= s;
+    K_STORE(quad_at(x, b, h, t0 + i), x->dtype, x->sd, src + i * ld, a->D);
+  }
+}
+
+/* see[i]: keys of this block that row i of the strip sees; it never falls from row to row */
+static int64_t F(sight)(const att *a, int64_t t0, int64_t rows, int64_t k0, int64_t *see) {
+  for (int64_t i = 0; i < rows; i++) see[i] = K_MAX(0, K_MIN(KEYS, seen(a, t0 + i) - k0));
+  return see[rows - 1];
+}
+
+/* p[rows, LD] = x[rows, D] panels: only tiles that hold something seen */
+static void F(scores)(const att *a, const T *x, const T *panels, int64_t rows, const int64_t *see, T *p) {
+  for (int64_t j = 0; j < see[rows - 1]; j += NR)
+    for (int64_t i = 0; i < rows; i += K_MR) {
+      const int r = (int)K_MIN(K_MR, rows - i);
+      if (see[i + r - 1] > j) KF(tile)(r, a->D, x + i * a->D, a->D, 1, panels + j * a->D, p + i * LD + j, LD, false, NULL);
+    }
+}
+/* c[rows, Dp] (+)= p[rows, keys seen] panels[keys, D]; ks: keys that the panels hold */
+static void F(weigh)(const att *a, const T *p, const T *panels, int64_t ks, int64_t rows, const int64_t *see, T *c, int64_t ldc,
+                     bool acc) {
+  for (int64_t d = 0; d < a->D; d += NR)
+    for (int64_t i = 0; i < rows; i += K_MR) {
+      const int r = (int)K_MIN(K_MR, rows - i);
+      KF(tile)(r, see[i + r - 1], p + i * LD, LD, 1, panels + d * ks, c + i * ldc + d, ldc, acc, NULL);
+    }
+}
+/* c[keys, Dp] += transpose of p[rows, keys], times panels[rows, D] */
+static void F(weigh_t)(const att *a, const T *p, const T *panels, int64_t rows, const int64_t *see, T *c, int64_t ldc) {
+  const int64_t keys = see[rows - 1];
+  for (int64_t d = 0; d < a->D; d += NR) {
+    int64_t first = 0;
+    for (int64_t j = 0; j < keys; j += K_MR) {
+      while (see[first] <= j) first++; /* rows before it see none of these keys */
+      KF(tile)((int)K_MIN(K_MR, keys - j), rows - first, p + first * LD + j, 1, LD, panels + d * rows + first * NR, c + j * ldc + d,
+               ldc, true, NULL);
+    }
+  }
+}
+
+/* the n elements of a row, then what a tile may read behind them: `fill` to the end of a vector, zeros after it */
+static void F(close_row)(T *p, int64_t n, T fill) {
+  const int64_t v = k_up(n, VL);
+  for (int64_t j = n; j < v; j++) p[j] = fill;
+  for (int64_t j = v; j < n + 2 * K_MR; j++) p[j] = 0;
+}
+static T F(row_max)(const T *p, int64_t n) { /* n > 0, a multiple of VL */
+  typedef F(k_lane) I __attribute__((vector_size(K_VB)));
+  V m = *(const V *)p;
+  for (int64_t j = VL; j < n; j += VL) {
+    V x = *(const V *)(p + j);
+    I gt = x > m;
+    m = (V)(((I)x & gt) | ((I)m & ~gt));
+  }
+  T r = m[0];
+  for (int l = 1; l < VL; l++) r = m[l] > r ? m[l] : r;
+  return r;
+}
+static T F(row_sum)(const T *p, int64_t n) {
+  V s = {0};
+  for (int64_t j = 0; j < n; j += VL) s += *(const V *)(p + j);
+  T r = 0;
+  for (int l = 0; l < VL; l++) r += s[l];
+  return r;
+}
+
+/* ---- forward ---- */
+
+typedef struct F(fwd) {
+  T *kt, *v, *q, *p, *o;
+  int64_t dp;
+} F(fwd);
+static size_t F(forward_layout)(const att *a, char *ws, F(fwd) *f) {
+  size_t n = 0;
+  char **w = ws ? &ws : NULL;
+  f->dp = k_up(a->D, NR);
+  f->kt = F(take)(w, &n, k_up(a->S, NR) * a->D), f->v = F(take)(w, &n, a->S * f->dp);
+  f->q = F(take)(w, &n, ROWS * a->D), f->p = F(take)(w, &n, ROWS * LD), f->o = F(take)(w, &n, ROWS * f->dp);
+  return n;
+}
+static size_t F(forward_ws)(const att *a) {
+  F(fwd) f;
+  return F(forward_layout)(a, NULL, &f);
+}
+
+static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, int64_t strip) {
+  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = seen(a, t0 + rows - 1), dp = f->dp;
+  int64_t see[ROWS];
+  T m[ROWS], l[ROWS];
+  for (int64_t i = 0; i < rows; i++) m[i] = -(T)INFINITY, l[i] = 0;
+  F(rows)(f->q, a, &a->q, b, h, t0, rows, (T)a->scale);
+  if (end == 0) memset(f->o, 0, (size_t)(rows * dp) * sizeof(T));
+  for (int64_t k0 = 0; k0 < end; k0 += KEYS) {
+    F(sight)(a, t0, rows, k0, see);
+    F(scores)(a, f->q, f->kt + k0 * a->D, rows, see, f->p);
+    for (int64_t i = 0; i < rows; i++) {
+      T *p = f->p + i * LD;
+      const int64_t n = see[i], nv = k_up(n, VL);
+      F(close_row)(p, n, -(T)INFINITY);
+      if (n == 0) continue;
+      const T top = F(row_max)(p, nv), to = top > m[i] ? top : m[i], base = to == -(T)INFINITY ? 0 : to;
+      K_IVDEP for (int64_t j = 0; j < nv; j++) p[j] = m_exp(p[j] - base);
+      const T keep = m_exp(m[i] - base);
+      l[i] = l[i] * keep + F(row_sum)(p, nv), m[i] = to;
+      if (k0 > 0)
+        for (int64_t d = 0; d < dp; d++) f->o[i * dp + d] *= keep;
+    }
+    F(weigh)(a, f->p, f->v + k0 * NR, a->S, rows, see, f->o, dp, k0 > 0);
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    const T s = l[i] != 0 ? 1 / l[i] : 0;
+    for (int64_t d = 0; d < a->D; d++) f->o[i * dp + d] *= s;
+    m[i] += m_log(l[i]);
+  }
+  F(put_rows)(a, &a->o, b, h, t0, rows, f->o, dp, 1);
+  K_STORE(quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, m, rows);
+}
+static void F(forward_heads)(const att *a, int64_t unit, char *ws) {
+  F(fwd) f;
+  F(forward_layout)(a, ws, &f);
+  const int64_t b = unit / a->Hk, g = unit % a->Hk, group = a->H / a->Hk;
+  F(pack_across)(f.kt, a, &a->k, b, g, 0, a->S);
+  F(pack_along)(f.v, a, &a->v, b, g, 0, a->S);
+  for (int64_t h = g * group; h < (g + 1) * group; h++)
+    for (int64_t s = 0; s < a->strips; s++) F(forward_one)(a, &f, b, h, s);
+}
+static void F(forward_strip)(const att *a, int64_t unit, char *ws) {
+  F(fwd) f;
+  F(forward_layout)(a, ws, &f);
+  const int64_t s = unit % a->strips, h = unit / a->strips % a->H, b = unit / a->strips / a->H, g = h / (a->H / a->Hk);
+  F(pack_across)(f.kt, a, &a->k, b, g, 0, seen(a, K_MIN(a->T_, (s + 1) * ROWS) - 1));
+  F(pack_along)(f.v, a, &a->v, b, g, 0, a->S);
+  F(forward_one)(a, &f, b, h, s);
+}
+
+/* ---- backward: with P = exp(scores - lse), G = go vT and c = row sums of go o:
+ *      gv = PT go,  W = P (G - c),  gq = scale W k,  gk = WT (scale q) ---- */
+
+typedef struct F(bwd) {
+  T *kt, *vt, *k, *gk, *gv;           /* panels of keys and their gradients, from key k0 on */
+  T *q, *go, *qp, *gop, *p, *w, *gq;  /* a strip */
+  int64_t dp, k0, n;
+} F(bwd);
+static size_t F(backward_layout)(const att *a, char *ws, F(bwd) *f) {
+  size_t n = 0;
+  char **w = ws ? &ws : NULL;
+  const int64_t dp = f->dp = k_up(a->D, NR), s = k_up(a->S, NR);
+  f->kt = F(take)(w, &n, s * a->D), f->vt = F(take)(w, &n, s * a->D), f->k = F(take)(w, &n, s * dp);
+  f->gk = F(take)(w, &n, s * dp), f->gv = F(take)(w, &n, s * dp);
+  f->q = F(take)(w, &n, ROWS * a->D), f->go = F(take)(w, &n, ROWS * a->D);
+  f->qp = F(take)(w, &n, ROWS * dp), f->gop = F(take)(w, &n, ROWS * dp);
+  f->p = F(take)(w, &n, ROWS * LD), f->w = F(take)(w, &n, ROWS * LD), f->gq = F(take)(w, &n, ROWS * dp);
+  return n;
+}
+static size_t F(backward_ws)(const att *a) {
+  F(bwd) f;
+  return F(backward_layout)(a, NULL, &f);
+}
+/* keys [k0, k0 + n) of head g */
+static void F(backward_keys)(const att *a, F(bwd) *f, int64_t b, int64_t g, int64_t k0, int64_t n, int want) {
+  f->k0 = k0, f->n = n;
+  F(pack_across)(f->kt, a, &a->k, b, g, k0, n);
+  F(pack_across)(f->vt, a, &a->v, b, g, k0, n);
+  if (want & WANT_Q) F(pack_along)(f->k, a, &a->k, b, g, k0, n);
+  if (want & WANT_KV)
+    for (int64_t i = 0; i < n * f->dp; i++) f->gk[i] = f->gv[i] = 0;
+}
+static void F(backward_put)(const att *a, const F(bwd) *f, int64_t b, int64_t g) {
+  F(put_rows)(a, &a->gk, b, g, f->k0, f->n, f->gk, f->dp, 1);
+  F(put_rows)(a, &a->gv, b, g, f->k0, f->n, f->gv, f->dp, 1);
+}
+static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h, int64_t strip, int want) {
+  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = K_MIN(f->k0 + f->n, seen(a, t0 + rows - 1)), dp = f->dp;
+  int64_t see[ROWS];
+  T lse[ROWS], c[ROWS];
+  if (want & WANT_Q) memset(f->gq, 0, (size_t)(rows * dp) * sizeof(T));
+  if (end > f->k0) {
+    F(rows)(f->q, a, &a->q, b, h, t0, rows, (T)a->scale);
+    F(rows)(f->go, a, &a->go, b, h, t0, rows, 1);
+    F(rows)(f->qp, a, &a->o, b, h, t0, rows, 1); /* lent until qp is packed */
+    for (int64_t i = 0; i < rows; i++) {
+      T s = 0;
+      for (int64_t d = 0; d < a->D; d++) s += f->go[i * a->D + d] * f->qp[i * a->D + d];
+      c[i] = s;
+    }
+    K_LOAD(lse, quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, rows);
+    if (want & WANT_KV)
+      for (int64_t d = 0; d < a->D; d += NR) {
+        KF(pack)(f->qp + d * rows, f->q + d, sizeof(T) == 8 ? DT_F64 : DT_F32, rows, K_MIN(NR, a->D - d), a->D, 1);
+        KF(pack)(f->gop + d * rows, f->go + d, sizeof(T) == 8 ? DT_F64 : DT_F32, rows, K_MIN(NR, a->D - d), a->D, 1);
+      }
+  }
+  for (int64_t k0 = f->k0; k0 < end; k0 += KEYS) {
+    const int64_t at = k0 - f->k0;
+    F(sight)(a, t0, rows, k0, see);
+    F(scores)(a, f->q, f->kt + at * a->D, rows, see, f->p);
+    F(scores)(a, f->go, f->vt + at * a->D, rows, see, f->w);
+    for (int64_t i = 0; i < rows; i++) {
+      T *p = f->p + i * LD, *w = f->w + i * LD, x = lse[i], y = c[i];
+      const int64_t n = see[i];
+      K_IVDEP for (int64_t j = 0; j < n; j++) {
+        T e = m_exp(p[j] - x);
+        p[j] = e, w[j] = e * (w[j] - y);
+      }
+      F(close_row)(p, n, 0);
+      F(close_row)(w, n, 0);
+    }
+    if (want & WANT_KV) {
+      F(weigh_t)(a, f->p, f->gop, rows, see, f->gv + at * dp, dp);
+      F(weigh_t)(a, f->w, f->qp, rows, see, f->gk + at * dp, dp);
+    }
+    if (want & WANT_Q) F(weigh)(a, f->w, f->k + at * NR, f->n, rows, see, f->gq, dp, true);
+  }
+  if (want & WANT_Q) F(put_rows)(a, &a->gq, b, h, t0, rows, f->gq, dp, (T)a->scale);
+}
+static void F(backward_heads)(const att *a, int64_t unit, char *ws) {
+  F(bwd) f;
+  F(backward_layout)(a, ws, &f);
+  const int64_t b = unit / a->Hk, g = unit % a->Hk, group = a->H / a->Hk;
+  F(backward_keys)(a, &f, b, g, 0, a->S, WANT_Q | WANT_KV);
+  for (int64_t h = g * group; h < (g + 1) * group; h++)
+    for (int64_t s = 0; s < a->strips; s++) F(backward_one)(a, &f, b, h, s, WANT_Q | WANT_KV);
+  F(backward_put)(a, &f, b, g);
+}
+static void F(backward_block)(const att *a, int64_t unit, char *ws) {
+  F(bwd) f;
+  F(backward_layout)(a, ws, &f);
+  const int64_t k0 = unit % a->blocks * KEYS, g = unit / a->blocks % a->Hk, b = unit / a->blocks / a->Hk, group = a->H / a->Hk;
+  F(backward_keys)(a, &f, b, g, k0, K_MIN(KEYS, a->S - k0), WANT_KV);
+  for (int64_t h = g * group; h < (g + 1) * group; h++)
+    for (int64_t s = 0; s < a->strips; s++) F(backward_one)(a, &f, b, h, s, WANT_KV);
+  F(backward_put)(a, &f, b, g);
+}
+static void F(backward_strip)(const att *a, int64_t unit, char *ws) {
+  F(bwd) f;
+  F(backward_layout)(a, ws, &f);
+  const int64_t s = unit % a->strips, h = unit / a->strips % a->H, b = unit / a->strips / a->H;
+  F(backward_keys)(a, &f, b, h / (a->H / a->Hk), 0, seen(a, K_MIN(a->T_, (s + 1) * ROWS) - 1), WANT_Q);
+  F(backward_one)(a, &f, b, h, s, WANT_Q);
+}
+
+#undef NR
+#undef VL
+#undef V
+#endif

@@ -1,0 +1,117 @@
+/* linear: y = x wT + b over all rows of x, and, with a vector program, the epilogue run on each block of rows while it is
+ * in cache.
+ *
+ * The program reads the product from memory where it may be overwritten: an output of the product's dtype, else a part of
+ * the workspace. So a fused epilogue gives the same bits as the chain run on its own. Called through the op table. */
+#include "gemm.h"
+
+typedef struct linear {
+  k_gemm g;
+  k_vm *vm;      /* NULL: none */
+  int tm, tn;
+  char *ws;
+} linear;
+
+/* x as a matrix: dims before the last join to one row stride? */
+static bool joins(const dt_view *x, int64_t *rs) {
+  int64_t rows = 1;
+  *rs = x->t.nd && x->t.dim[x->t.nd - 1] > 0 ? x->t.dim[x->t.nd - 1] : 1;
+  for (int d = x->t.nd - 2; d >= 0; d--) {
+    if (x->t.dim[d] == 1) continue;
+    if (rows == 1) *rs = x->stride[d];
+    else if (x->stride[d] != rows * *rs) return false;
+    rows *= x->t.dim[d];
+  }
+  return true;
+}
+/* the output that holds the product, -1 when none can */
+static int holder(const dt_call *c) {
+  if (!c->vm) return 0;
+  for (int o = 0; o < c->nout; o++)
+    if (c->out[o].t.dtype == c->in[0].t.dtype && dt_view_contiguous(&c->out[o])) return o;
+  return -1;
+}
+static dt_type product_type(const dt_call *c) {
+  dt_type t = c->in[0].t;
+  t.dim[t.nd - 1] = c->in[1].t.dim[0];
+  return t;
+}
+static size_t product_bytes(const dt_call *c) {
+  dt_type t = product_type(c);
+  return holder(c) < 0 ? k_round64((size_t)dt_nbytes(&t)) : 0;
+}
+/* workspace: the product where no output holds it, x where its rows do not join, then the threads' shares */
+static size_t workspace(const dt_call *c, int threads) {
+  int64_t rs;
+  size_t x = joins(&c->in[0], &rs) ? 0 : k_round64((size_t)dt_nbytes(&c->in[0].t));
+  return product_bytes(c) + x + (size_t)threads * K(gemm_ws)();
+}
+static dt_view product(const dt_call *c) {
+  int h = holder(c);
+  dt_type t = product_type(c);
+  return h >= 0 ? c->out[h] : dt_view_make(c->ws, &t);
+}
+
+static dt_status prepare(dt_call *c, dt_err *e) {
+  (void)e;
+  if (!c->vm) return DT_OK;
+  const int nb = c->attr[0].i ? 3 : 2;
+  dt_view *in = dt_xalloc(sizeof *in * (size_t)(c->nin - nb + 1));
+  in[0] = product(c);
+  for (int i = nb; i < c->nin; i++) in[i - nb + 1] = c->in[i];
+  c->prep = K(vm_new)(c->vm, in, c->out);
+  free(in);
+  return DT_OK;
+}
+static void release(dt_call *c) {
+  if (c->prep) K(vm_free)(c->prep);
+  c->prep = NULL;
+}
+
+/* rows [m0, m1), all columns, a block at a time with its epilogue */
+static void rows(void *ctx, int part, int parts) {
+  linear *l = ctx;
+  (void)parts;
+  int64_t at = k_cut(l->g.m, K_MR, part, l->tm), end = k_cut(l->g.m, K_MR, part + 1, l->tm);
+  const int64_t blocks = (end - at + K_MC - 1) / K_MC, mb = blocks ? k_up((end - at + blocks - 1) / blocks, K_MR) : 0;
+  for (int64_t to; at < end; at = to) {
+    to = K_MIN(end, at + mb);
+    K(gemm_part)(&l->g, at, to, 0, l->g.n, l->ws + (size_t)part * K(gemm_ws)());
+    if (l->vm) K(vm_range)(l->vm, at * l->g.n, to * l->g.n);
+  }
+}
+static void epilogue(void *ctx, int64_t begin, int64_t end, int part) {
+  const linear *l = ctx;
+  (void)part;
+  K(vm_range)(l->vm, begin * l->g.n, end * l->g.n);
+}
+
+static void run(dt_call *c) {
+  const dt_view *x = &c->in[0], *w = &c->in[1];
+  dt_view y = product(c), flat;
+  linear l = {.vm = c->prep, .ws = (char *)c->ws + product_bytes(c)};
+  int64_t rs;
+  if (!joins(x, &rs)) {
+    flat = dt_view_make(l.ws, &x->t);
+    K(copy_view)(c->pool, &flat, x);
+    l.ws += k_round64((size_t)dt_nbytes(&x->t));
+    x = &flat;
+    joins(x, &rs);
+  }
+  k_gemm *g = &l.g;
+  g->n = w->t.dim[0], g->k = w->t.dim[1];
+  g->m = 1;
+  for (int d = 0; d < x->t.nd - 1; d++) g->m *= x->t.dim[d];
+  if (g->m == 0 || g->n == 0) return;
+  g->a = (k_mat){x->p, x->t.dtype, rs, x->stride[x->t.nd - 1]};
+  g->b = (k_mat){w->p, w->t.dtype, w->stride[1], w->stride[0]};
+  g->c = (k_mat){y.p, y.t.dtype, g->n, 1};
+  if (c->attr[0].i) g->bias = (k_mat){c->in[2].p, c->in[2].t.dtype, 0, c->in[2].stride[0]};
+  K(gemm_grid)(g, k_threads(c->pool), &l.tm, &l.tn);
+  if (l.tn > 1) { /* few rows: cut by columns, so the epilogue comes after */
+    K(gemm)(g, c->pool, l.ws);
+    if (l.vm) k_par(c->pool, g->m, k_grain(8 * g->n), epilogue, &l);
+  } else if (l.tm > 1) dt_pool_run(c->pool, l.tm, rows, &l);
+  else rows(&l, 0, 1);
+}
+const dt_kernel K(kernel_linear) = {.run = run, .workspace = workspace, .prepare = prepare, .release = release};
