@@ -127,7 +127,7 @@ install: all ## copy to $(DESTDIR)$(PREFIX), default /usr/local
 
 # ---- to check ----
 test: deps ## install what is missing, build, run every test; the last line counts them
-	@$(MAKE) all tests-c
+	@$(MAKE) all tests-c $(B)/opsdoc
 	@tests/run --build $(B)
 
 floors: ## who may include whom (docs/tour.md): proved by reading every include

@@ -1,7 +1,8 @@
 /* Floor 8: what the files of lua/ share: positions and errors, argument checks, and the boxes that Lua holds.
  *
- * Discipline of a binding, in this order: check arguments; push an empty box; call the core; on failure raise; fill the box by
- * plain stores. Nothing that must be freed is held by a C local across a call that can raise. Functions named dtl_ may longjmp. */
+ * Discipline of a binding, in this order: check arguments; push an empty box; call the core; on failure raise; fill
+ * the box by plain stores. Nothing that must be freed is held by a C local across a call that can raise. Functions
+ * named dtl_ may longjmp. */
 #ifndef DTL_H
 #define DTL_H
 #include <lauxlib.h>
@@ -26,8 +27,8 @@ const char *dtl_where(lua_State *L, char *buf, size_t n);
 /* Raise "where: text". They never return. */
 _Noreturn void dtl_fail(lua_State *L, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 _Noreturn void dtl_raise(lua_State *L, const dt_err *e);
-#define DTL_TRY(L, e, x) \
-  do {                   \
+#define DTL_TRY(L, e, x)    \
+  do {                      \
     if (x) dtl_raise(L, e); \
   } while (0)
 
@@ -45,19 +46,21 @@ int dtl_dims(lua_State *L, const char *fn, int arg, int i, int64_t *dim);
 dt_type dtl_shape(lua_State *L, const char *fn, int arg, int i, int dtype);
 bool dtl_is_int(lua_State *L, int i, int64_t *v); /* an integer, or a float with an integer's value */
 
-/* One key of a table of options: kind i int64_t, f double, b bool, s const char *, d int (dtype), v int (stack index, 0 when
- * nil; the values are pushed), N const char * (a name of a fixed list: NULL-ended `names`; stores int). Absent keys leave *to. */
+/* One key of a table of options: kind i int64_t, f double, b bool, s const char *, d int (dtype), v int (stack index,
+ * 0 when nil; the values are pushed), N const char * (a name of a fixed list: NULL-ended `names`; stores int). Absent
+ * keys leave *to. */
 typedef struct dtl_opt {
   const char *name;
   char kind;
   void *to;
   const char *const *names;
 } dtl_opt;
-/* Reads the table at i (nil: all absent); an unknown key is an error with the nearest known one. Kind v pushes on the stack. */
+/* Reads the table at i (nil: all absent); an unknown key is an error with the nearest known one. Kind v pushes on the
+ * stack. */
 void dtl_opts(lua_State *L, const char *fn, int arg, int i, const dtl_opt *o, int n);
-#define DTL_OPTS(L, fn, arg, i, ...)                        \
-  do {                                                      \
-    const dtl_opt dtl_o_[] = {__VA_ARGS__};                 \
+#define DTL_OPTS(L, fn, arg, i, ...)                                        \
+  do {                                                                      \
+    const dtl_opt dtl_o_[] = {__VA_ARGS__};                                 \
     dtl_opts(L, fn, arg, i, dtl_o_, (int)(sizeof dtl_o_ / sizeof *dtl_o_)); \
   } while (0)
 
@@ -66,8 +69,6 @@ dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
 dt_ctx *dtl_ctx_now(void);           /* NULL before that */
 dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
 void dtl_signals(void);              /* SIGINT and SIGTERM set the flag that core.stop_requested reads; main.c */
-void dtl_script_set(const char *path);
-const char *dtl_version_text(void);  /* the lines of --version */
 
 /* ---- concrete tensors (l_tensor.c): views that share counted memory ---- */
 typedef struct dtl_store {
@@ -103,7 +104,7 @@ dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dt
 void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i);
 void dtl_push_text(lua_State *L, const dtl_tensor *t); /* l_print.c */
 
-/* ---- symbols and graphs (l_graph.c) ---- */
+/* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
 typedef struct dtl_graph {
   dt_graph *g; /* NULL once compiled */
   DT_VEC(const char *) files;
@@ -120,6 +121,8 @@ dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s);
 void dtl_graph_here(lua_State *L, dtl_graph *g); /* new nodes get the user's position */
 /* A concrete tensor (stack index i) as a constant of the graph that the symbol at `like` belongs to. */
 dt_val dtl_graph_const(lua_State *L, int like, int i);
+/* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
+void dtl_graph_anchor(lua_State *L, int box);
 /* The type of a tensor or symbol, NULL when it is neither. */
 const dt_type *dtl_type(lua_State *L, int i);
 
@@ -132,7 +135,8 @@ dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i);
 int dtl_compile(lua_State *L); /* g:compile{...} */
 
 /* ---- operations (l_op.c, l_eager.c) ---- */
-/* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns how many. */
+/* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns
+ * how many. */
 int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr);
 /* The same for contiguous concrete tensors; l_op.c has made them so. */
 int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr);
@@ -140,10 +144,18 @@ void dtl_eager_clear(void);
 void dtl_push_methods(lua_State *L); /* pushes the table of methods that tensors and symbols share */
 int dtl_method(lua_State *L);        /* the tail of an __index: key at 2, methods in upvalue 1 */
 
-/* ---- data (l_data.c) ---- */
+/* ---- data (l_data.c, l_loader.c) ---- */
+/* A data set, counted by the Lua boxes, loaders and derived sets that use it. */
+typedef struct dtl_source {
+  dt_dataset *ds;
+  int refs;
+  dtl_store *keep[DT_MAX_FIELD]; /* memory that it borrows */
+} dtl_source;
+void dtl_source_drop(dtl_source *s); /* NULL is fine */
+dtl_source *dtl_check_source(lua_State *L, const char *fn, int arg, int i);
 typedef struct dtl_loader {
   dt_loader *l;
-  struct dtl_source *source;
+  dtl_source *source;
   bool eval; /* ends after one pass */
 } dtl_loader;
 dtl_loader *dtl_check_loader(lua_State *L, const char *fn, int arg, int i);
@@ -155,10 +167,12 @@ void dtl_exec_end(void); /* l_exec.c: frees every executor, in order of creation
 /* ---- what each file adds to the core table on the stack's top ---- */
 void dtl_open_op(lua_State *L);
 void dtl_open_tensor(lua_State *L);
+void dtl_open_symbol(lua_State *L);
 void dtl_open_graph(lua_State *L);
 void dtl_open_plan(lua_State *L);
 void dtl_open_exec(lua_State *L);
 void dtl_open_data(lua_State *L);
+void dtl_open_loader(lua_State *L);
 void dtl_open_comm(lua_State *L);
 void dtl_open_sys(lua_State *L);
 

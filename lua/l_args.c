@@ -1,25 +1,26 @@
 /* Argument checks: what a binding accepts, and the words in which it refuses the rest.
  *
- * A message names the function, the argument as the user counts it, what was wanted and what came. Tables of options are
- * described by a list of rows, so that every one of them refuses an unknown key in the same way. Used by all of lua/. */
+ * A message names the function, the argument as the user counts it, what was wanted and what came. Tables of options
+ * are described by a list of rows, so that every one of them refuses an unknown key in the same way. Used by all of
+ * lua/. */
 #include <math.h>
 
 #include "dtl.h"
 
 const char *dtl_kind(lua_State *L, int i) {
   switch (lua_type(L, i)) {
-  case LUA_TNONE:
-  case LUA_TNIL: return "nil";
-  case LUA_TNUMBER: return "a number";
-  case LUA_TBOOLEAN: return "a boolean";
-  case LUA_TSTRING: return "a string";
-  case LUA_TTABLE: return "a table";
-  case LUA_TFUNCTION: return "a function";
-  case LUA_TTHREAD: return "a coroutine";
+    case LUA_TNONE:
+    case LUA_TNIL: return "nil";
+    case LUA_TNUMBER: return "a number";
+    case LUA_TBOOLEAN: return "a boolean";
+    case LUA_TSTRING: return "a string";
+    case LUA_TTABLE: return "a table";
+    case LUA_TFUNCTION: return "a function";
+    case LUA_TTHREAD: return "a coroutine";
   }
   static const char *const kinds[][2] = {
-      {DTL_TENSOR, "a tensor"}, {DTL_SYMBOL, "a symbolic tensor"}, {DTL_GRAPH, "a graph"},   {DTL_PLAN, "a plan"},
-      {DTL_EXEC, "an executor"}, {DTL_DATASET, "a data set"},      {DTL_LOADER, "a loader"},
+      {DTL_TENSOR, "a tensor"},  {DTL_SYMBOL, "a symbolic tensor"}, {DTL_GRAPH, "a graph"},   {DTL_PLAN, "a plan"},
+      {DTL_EXEC, "an executor"}, {DTL_DATASET, "a data set"},       {DTL_LOADER, "a loader"},
   };
   for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
     if (luaL_testudata(L, i, kinds[k][0])) return kinds[k][1];
@@ -57,8 +58,8 @@ const char *dtl_text(lua_State *L, const char *fn, int arg, int i) {
 }
 
 static int parse_dtype(lua_State *L, const char *fn, const char *name) {
-  static const char *const known[] = {"bool", "u8", "i32", "i64", "f16", "bf16", "f32", "f64", "float16", "bfloat16", "float32",
-                                      "float64", "int32", "int64", "uint8"};
+  static const char *const known[] = {"bool",    "u8",       "i32",     "i64",     "f16",   "bf16",  "f32",  "f64",
+                                      "float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8"};
   int t = dt_dtype_parse(name);
   if (t >= 0) return t;
   const char *near = dt_nearest(name, known, (int)(sizeof known / sizeof *known));
@@ -80,7 +81,8 @@ int dtl_dims(lua_State *L, const char *fn, int arg, int i, int64_t *dim) {
   if (lua_type(L, i) != LUA_TTABLE) dtl_bad_arg(L, fn, arg, "a list of whole numbers", i);
   i = lua_absindex(L, i);
   lua_Unsigned n = lua_rawlen(L, i);
-  if (n > DT_MAX_DIM) dtl_fail(L, "%s: argument %d lists %d dims; at most %d are supported", fn, arg, (int)n, DT_MAX_DIM);
+  if (n > DT_MAX_DIM)
+    dtl_fail(L, "%s: argument %d lists %d dims; at most %d are supported", fn, arg, (int)n, DT_MAX_DIM);
   for (int k = 0; k < (int)n; k++) {
     lua_rawgeti(L, i, k + 1);
     if (!dtl_is_int(L, -1, &dim[k]))
@@ -96,7 +98,8 @@ dt_type dtl_shape(lua_State *L, const char *fn, int arg, int i, int dtype) {
   int nd = dtl_dims(L, fn, arg, i, dim);
   for (int k = 0; k < nd; k++) {
     if (dim[k] < 0) dtl_fail(L, "%s: dim %d of the shape is %lld; sizes are 0 or more", fn, k, (long long)dim[k]);
-    if (dim[k] && n > ((int64_t)1 << 60) / dim[k]) dtl_fail(L, "%s: the shape has more than 2^60 elements; make it smaller", fn);
+    if (dim[k] && n > ((int64_t)1 << 60) / dim[k])
+      dtl_fail(L, "%s: the shape has more than 2^60 elements; make it smaller", fn);
     if (dim[k]) n *= dim[k];
   }
   return dt_type_make(dtype, nd, dim);
@@ -109,7 +112,8 @@ static void unknown_key(lua_State *L, const char *fn, int i, const dtl_opt *o, i
   while (lua_next(L, i)) {
     lua_pop(L, 1);
     if (lua_type(L, -1) != LUA_TSTRING)
-      dtl_fail(L, "%s: the table of options has %s as a key; keys are names such as %s", fn, dtl_kind(L, -1), o[0].name);
+      dtl_fail(L, "%s: the table of options has %s as a key; keys are names such as %s", fn, dtl_kind(L, -1),
+               o[0].name);
     const char *key = lua_tostring(L, -1); /* stays valid: the table holds it */
     bool known = false;
     for (int k = 0; k < n && !known; k++) known = !strcmp(key, o[k].name);
@@ -131,8 +135,7 @@ static void unknown_key(lua_State *L, const char *fn, int i, const dtl_opt *o, i
 }
 
 static _Noreturn void bad_opt(lua_State *L, const char *fn, const char *name, const char *want) {
-  if (lua_type(L, -1) == LUA_TNUMBER)
-    dtl_fail(L, "%s: '%s' must be %s, got %s", fn, name, want, lua_tostring(L, -1));
+  if (lua_type(L, -1) == LUA_TNUMBER) dtl_fail(L, "%s: '%s' must be %s, got %s", fn, name, want, lua_tostring(L, -1));
   dtl_fail(L, "%s: '%s' must be %s, got %s", fn, name, want, dtl_kind(L, -1));
 }
 
@@ -169,28 +172,26 @@ void dtl_opts(lua_State *L, const char *fn, int arg, int i, const dtl_opt *o, in
       continue; /* stays on the stack */
     }
     if (!nil) switch (o[k].kind) {
-      case 'i':
-        if (!dtl_is_int(L, -1, o[k].to)) bad_opt(L, fn, o[k].name, "a whole number");
-        break;
-      case 'f':
-        if (lua_type(L, -1) != LUA_TNUMBER) bad_opt(L, fn, o[k].name, "a number");
-        *(double *)o[k].to = lua_tonumber(L, -1);
-        break;
-      case 'b':
-        if (lua_type(L, -1) != LUA_TBOOLEAN) bad_opt(L, fn, o[k].name, "true or false");
-        *(bool *)o[k].to = lua_toboolean(L, -1);
-        break;
-      case 's':
-        if (lua_type(L, -1) != LUA_TSTRING) bad_opt(L, fn, o[k].name, "a string");
-        *(const char **)o[k].to = lua_tostring(L, -1); /* the table holds it */
-        break;
-      case 'd':
-        if (lua_type(L, -1) != LUA_TSTRING) bad_opt(L, fn, o[k].name, "a dtype's name such as \"f32\"");
-        *(int *)o[k].to = parse_dtype(L, fn, lua_tostring(L, -1));
-        break;
-      case 'N':
-        *(int *)o[k].to = pick_name(L, fn, &o[k]);
-        break;
+        case 'i':
+          if (!dtl_is_int(L, -1, o[k].to)) bad_opt(L, fn, o[k].name, "a whole number");
+          break;
+        case 'f':
+          if (lua_type(L, -1) != LUA_TNUMBER) bad_opt(L, fn, o[k].name, "a number");
+          *(double *)o[k].to = lua_tonumber(L, -1);
+          break;
+        case 'b':
+          if (lua_type(L, -1) != LUA_TBOOLEAN) bad_opt(L, fn, o[k].name, "true or false");
+          *(bool *)o[k].to = lua_toboolean(L, -1);
+          break;
+        case 's':
+          if (lua_type(L, -1) != LUA_TSTRING) bad_opt(L, fn, o[k].name, "a string");
+          *(const char **)o[k].to = lua_tostring(L, -1); /* the table holds it */
+          break;
+        case 'd':
+          if (lua_type(L, -1) != LUA_TSTRING) bad_opt(L, fn, o[k].name, "a dtype's name such as \"f32\"");
+          *(int *)o[k].to = parse_dtype(L, fn, lua_tostring(L, -1));
+          break;
+        case 'N': *(int *)o[k].to = pick_name(L, fn, &o[k]); break;
       }
     lua_pop(L, 1);
   }

@@ -1,12 +1,15 @@
-/* x:save and x:load: checkpoints of an executor. Rank 0 alone touches files; its answer, good or bad, is told to all, and what it
- * reads is broadcast, so that ranks never disagree about a file and no shared file system is assumed.
+/* x:save and x:load: checkpoints of an executor. Rank 0 alone touches files; its answer, good or bad, is told to all,
+ * and what it reads is broadcast, so that ranks never disagree about a file and no shared file system is assumed.
  *
  * In a checkpoint a parameter and a buffer have their own names, an optimizer state is "parameter:state". */
 #include "l_exec.h"
 
 /* Rank 0's status becomes everybody's. */
 static dt_status tell(dt_comm *c, dt_status st, dt_err *e) {
-  struct { dt_status st; dt_err e; } m = {st, *e};
+  struct {
+    dt_status st;
+    dt_err e;
+  } m = {st, *e};
   if (c->size == 1) return st;
   dt_err own = {0};
   dt_status sent = c->vt->broadcast(c, &m, sizeof m, 0, &own);
@@ -42,8 +45,13 @@ int dtl_exec_save(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, fn);
   dt_ctx *ctx = dtl_ctx(L);
   dt_exec_state s = dt_exec_state_get(b->x);
-  dt_ckpt_meta m = {.step = s.step, .data_step = -1, .loss_scale = s.loss_scale, .scale_good = s.good,
-                    .scale_hysteresis = s.hysteresis, .schedule = s.updates, .version = DT_VERSION};
+  dt_ckpt_meta m = {.step = s.step,
+                    .data_step = -1,
+                    .loss_scale = s.loss_scale,
+                    .scale_good = s.good,
+                    .scale_hysteresis = s.hysteresis,
+                    .schedule = s.updates,
+                    .version = DT_VERSION};
   seed = (int64_t)ctx->seed;
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"dir", 's', &dir, NULL}, {"keep", 'i', &keep, NULL}, {"meta", 'v', &meta, NULL});
@@ -83,21 +91,22 @@ static dt_status check(dt_exec *x, const dt_ckpt *c, dt_err *e) {
     dt_view v = dt_exec_get(x, names[i]);
     const dt_view *f = dt_st_find(optim ? &c->optim : &c->model, name);
     if (!f)
-      return dt_fail(e, DT_EUSER, NULL, "%s has no %s '%s', which this script's %s; it was written by another model or optimizer", c->path,
+      return dt_fail(e, DT_EUSER, NULL,
+                     "%s has no %s '%s', which this script's %s; it was written by another model or optimizer", c->path,
                      optim ? "optimizer state" : "tensor", name, optim ? "optimizer needs" : "model has");
     dt_type t = f->t;
     char a[128], b[128];
     t.dtype = v.t.dtype;
     if (!dt_type_eq(&t, &v.t))
-      return dt_fail(e, DT_EUSER, NULL, "%s: '%s' is %s, but this script's is %s; it was written by another model", c->path, name,
-                     dt_type_str(&f->t, a, sizeof a), dt_type_str(&v.t, b, sizeof b));
+      return dt_fail(e, DT_EUSER, NULL, "%s: '%s' is %s, but this script's is %s; it was written by another model",
+                     c->path, name, dt_type_str(&f->t, a, sizeof a), dt_type_str(&v.t, b, sizeof b));
   }
   return DT_OK;
 }
 
 /* Collective. Opens the newest in dir, or path; found tells whether there was one. */
-static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *path, dt_ckpt_meta *meta, char *where, size_t nwhere,
-                      bool *found, dt_err *e) {
+static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *path, dt_ckpt_meta *meta, char *where,
+                      size_t nwhere, bool *found, dt_err *e) {
   dt_ckpt c = {0};
   dt_str skipped = {0};
   dt_status st = DT_OK;
@@ -127,8 +136,8 @@ static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *pa
   return st;
 }
 
-/* x:load{ dir = } (the newest whole one; nil when there is none) or { path = } -> { step =, data_step =, samples =, seed =,
- * loss_scale =, updates =, version =, path = } */
+/* x:load{ dir = } (the newest whole one; nil when there is none) or { path = } -> { step =, data_step =, samples =,
+ * seed =, loss_scale =, updates =, version =, path = } */
 int dtl_exec_load(lua_State *L) {
   static const char fn[] = "exec:load";
   dt_err e = {0};
@@ -142,11 +151,20 @@ int dtl_exec_load(lua_State *L) {
   if (!dir == !path) dtl_fail(L, "%s: give either dir (its newest checkpoint) or path (one checkpoint)", fn);
   DTL_TRY(L, &e, load(b->x, dtl_ctx(L)->comm, dir, path, &m, where, sizeof where, &found, &e));
   if (!found) return lua_pushnil(L), 1;
-  dt_exec_state_set(b->x, &(dt_exec_state){.step = m.step, .updates = m.schedule, .loss_scale = m.loss_scale, .good = m.scale_good,
+  dt_exec_state_set(b->x, &(dt_exec_state){.step = m.step,
+                                           .updates = m.schedule,
+                                           .loss_scale = m.loss_scale,
+                                           .good = m.scale_good,
                                            .hysteresis = m.scale_hysteresis});
   lua_createtable(L, 0, 8);
-  const struct { const char *key; int64_t v; } field[] = {{"step", m.step}, {"data_step", m.data_step}, {"samples", m.samples},
-                                                          {"seed", (int64_t)m.seed}, {"updates", m.schedule}};
+  const struct {
+    const char *key;
+    int64_t v;
+  } field[] = {{"step", m.step},
+               {"data_step", m.data_step},
+               {"samples", m.samples},
+               {"seed", (int64_t)m.seed},
+               {"updates", m.schedule}};
   for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
     lua_pushinteger(L, field[i].v);
     lua_setfield(L, -2, field[i].key);

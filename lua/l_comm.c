@@ -1,10 +1,12 @@
 /* Collectives on concrete tensors, for a loop of one's own: each returns a new tensor (a number for a number).
  *
- * Invariant: before data moves, the ranks compare what they are about to do; a difference is an error on every rank that shows both
- * sides, instead of a hang or a wrong sum. */
+ * Invariant: before data moves, the ranks compare what they are about to do; a difference is an error on every rank
+ * that shows both sides, instead of a hang or a wrong sum. */
 #include "dtl.h"
 
-typedef struct intent { char what[160], where[160]; } intent;
+typedef struct intent {
+  char what[160], where[160];
+} intent;
 
 /* All ranks must have come with the same text. Collective. */
 static void agree(lua_State *L, dt_comm *c, const char *what) {
@@ -17,8 +19,11 @@ static void agree(lua_State *L, dt_comm *c, const char *what) {
   DTL_TRY(L, &e, dt_comm_run(&j, &e));
   for (int r = 1; r < c->size; r++)
     if (strcmp(every[r].what, every[0].what))
-      dtl_fail(L, "the ranks call different collectives: rank 0 %s (%s), rank %d %s (%s); all ranks must make the same calls in the same "
-                  "order, with equal shapes", every[0].what, every[0].where, r, every[r].what, every[r].where);
+      dtl_fail(L,
+               "the ranks call different collectives: rank 0 %s (%s), rank %d %s (%s); all ranks must make the same "
+               "calls in the same "
+               "order, with equal shapes",
+               every[0].what, every[0].where, r, every[r].what, every[r].where);
   lua_pop(L, 1);
 }
 
@@ -56,9 +61,17 @@ static int result(lua_State *L) {
   return 1;
 }
 
-static void run(lua_State *L, dt_comm *c, int kind, const dtl_tensor *in, dtl_tensor *out, int64_t n, int red, int root) {
+static void run(lua_State *L, dt_comm *c, int kind, const dtl_tensor *in, dtl_tensor *out, int64_t n, int red,
+                int root) {
   dt_err e = {0};
-  dt_commjob j = {.kind = kind, .comm = c, .in = in->v.p, .out = out->v.p, .n = n, .dtype = in->v.t.dtype, .op = (dt_red)red, .root = root};
+  dt_commjob j = {.kind = kind,
+                  .comm = c,
+                  .in = in->v.p,
+                  .out = out->v.p,
+                  .n = n,
+                  .dtype = in->v.t.dtype,
+                  .op = (dt_red)red,
+                  .root = root};
   DTL_TRY(L, &e, dt_comm_run(&j, &e));
 }
 
@@ -136,7 +149,8 @@ static int l_broadcast(lua_State *L) {
   int64_t root = lua_isnoneornil(L, 2) ? 0 : dtl_int(L, fn, 2, 2);
   dtl_tensor *t = operand(L, fn);
   dt_comm *c = dtl_ctx(L)->comm;
-  if (root < 0 || root >= c->size) dtl_fail(L, "%s: there is no rank %lld; ranks are 0 to %d", fn, (long long)root, c->size - 1);
+  if (root < 0 || root >= c->size)
+    dtl_fail(L, "%s: there is no rank %lld; ranks are 0 to %d", fn, (long long)root, c->size - 1);
   snprintf(how, sizeof how, "from rank %d", (int)root);
   describe(what, sizeof what, fn, how, &t->v.t);
   agree(L, c, what);
@@ -154,7 +168,12 @@ static int l_barrier(lua_State *L) {
 }
 
 void dtl_open_comm(lua_State *L) {
-  static const luaL_Reg fn[] = {{"all_reduce", l_all_reduce}, {"all_gather", l_all_gather}, {"reduce_scatter", l_reduce_scatter},
-                                {"all_to_all", l_all_to_all}, {"broadcast", l_broadcast}, {"barrier", l_barrier}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"all_reduce", l_all_reduce},
+                                {"all_gather", l_all_gather},
+                                {"reduce_scatter", l_reduce_scatter},
+                                {"all_to_all", l_all_to_all},
+                                {"broadcast", l_broadcast},
+                                {"barrier", l_barrier},
+                                {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
 }

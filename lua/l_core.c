@@ -1,10 +1,13 @@
 /* The module "dtrain.core", the searcher of the embedded standard library, positions and errors.
  *
- * Every error of the core reads `file:line: what; what to do`, the position being the user's: frames of the standard library
- * (chunk names "=stdlib/...") are passed over. Opened by main.c, or by a stock lua5.4's `require "dtrain"`. */
+ * Every error of the core reads `file:line: what; what to do`, the position being the user's: frames of the standard
+ * library (chunk names "=stdlib/...") are passed over. Opened by main.c, or by a stock lua5.4's `require "dtrain"`. */
 #include "dtl.h"
 
-extern const struct { const char *name, *src; unsigned size; } dt_stdlib[];
+extern const struct {
+  const char *name, *src;
+  unsigned size;
+} dt_stdlib[];
 extern const unsigned dt_stdlib_n;
 
 #define STDLIB "=stdlib/"
@@ -115,7 +118,7 @@ static bool load_library(lua_State *L, const char *name) {
   return true;
 }
 
-/* package.searchers: "dtrain" is dtrain.lua, "dtrain.nn" is nn.lua or nn/init.lua. Pushes chunk and name, or a reason. */
+/* package.searchers: "dtrain" is dtrain.lua, "dtrain.nn" is nn.lua or nn/init.lua. Pushes chunk and name, or why not. */
 static int searcher(lua_State *L) {
   const char *module = luaL_checkstring(L, 1);
   if (strcmp(module, "dtrain") && strncmp(module, "dtrain.", 7)) return 0;
@@ -157,10 +160,12 @@ DT_API int luaopen_dtrain_core(lua_State *L) {
   dtl_open_sys(L);
   dtl_open_op(L);
   dtl_open_tensor(L);
+  dtl_open_symbol(L);
   dtl_open_graph(L);
   dtl_open_plan(L);
   dtl_open_exec(L);
   dtl_open_data(L);
+  dtl_open_loader(L);
   dtl_open_comm(L);
   return 1;
 }
@@ -168,7 +173,8 @@ DT_API int luaopen_dtrain_core(lua_State *L) {
 /* What `require "dtrain"` of a stock lua5.4 calls when it finds dtrain.so. */
 DT_API int luaopen_dtrain(lua_State *L) {
   dtl_open_stdlib(L);
-  if (!load_library(L, "dtrain.lua")) luaL_error(L, "dtrain's library lacks dtrain.lua; check DTRAIN_STDLIB or rebuild");
+  if (!load_library(L, "dtrain.lua"))
+    luaL_error(L, "dtrain's library lacks dtrain.lua; check DTRAIN_STDLIB or rebuild");
   lua_pushliteral(L, "dtrain");
   lua_pushliteral(L, "dtrain.lua");
   lua_call(L, 2, 1);

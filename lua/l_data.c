@@ -1,18 +1,13 @@
-/* Data sets and loaders: what core.dataset{ kind = ... } opens, views of sets, and batches for a loop of one's own.
+/* Data sets: what core.dataset{ kind = ... } opens, and sets derived from others.
  *
- * Sets are shared: a source counts the Lua boxes, loaders and derived sets that use it, and keeps the tensors that it borrows. A Lua
- * function as a set is called on the thread that last entered a binding here (dtl_data_running); its errors keep their own line. */
+ * Sets are shared: a source counts the Lua boxes, loaders and derived sets that use it, and keeps the memory that it
+ * borrows. A Lua function as a set is called on the Lua thread that last entered a binding which reads data
+ * (dtl_data_running); its errors keep their own line. */
 #include <ctype.h>
 
 #include "dtl.h"
 
-typedef struct dtl_source {
-  dt_dataset *ds;
-  int refs;
-  dtl_store *keep[DT_MAX_FIELD];
-} dtl_source;
-
-static void source_drop(dtl_source *s) {
+void dtl_source_drop(dtl_source *s) {
   if (!s || --s->refs) return;
   dt_dataset_free(s->ds);
   for (int i = 0; i < DT_MAX_FIELD; i++) dtl_store_drop(s->keep[i]);
@@ -31,12 +26,12 @@ static dtl_source *new_source(lua_State *L) {
 
 static int dataset_gc(lua_State *L) {
   dtl_source **b = lua_touserdata(L, 1);
-  source_drop(*b);
+  dtl_source_drop(*b);
   *b = NULL;
   return 0;
 }
 
-static dtl_source *check_source(lua_State *L, const char *fn, int arg, int i) {
+dtl_source *dtl_check_source(lua_State *L, const char *fn, int arg, int i) {
   dtl_source **b = luaL_testudata(L, i, DTL_DATASET);
   if (!b) dtl_bad_arg(L, fn, arg, "a data set", i);
   return *b;
@@ -54,7 +49,7 @@ static dt_status proxy_fetch(dt_dataset *ds, const dt_pick *k, void *const *dst,
 }
 
 static void proxy_close(dt_dataset *ds) {
-  source_drop(((proxy *)ds)->of);
+  dtl_source_drop(((proxy *)ds)->of);
   free(ds);
 }
 
@@ -78,7 +73,11 @@ typedef struct func {
   int nfields;
   dt_field field[DT_MAX_FIELD];
 } func;
-typedef struct sample { const func *f; int64_t i; void *const *dst; } sample;
+typedef struct sample {
+  const func *f;
+  int64_t i;
+  void *const *dst;
+} sample;
 
 /* Protected: calls the function for sample i and stores its values. */
 static int call_func(lua_State *L) {
@@ -94,11 +93,15 @@ static int call_func(lua_State *L) {
     char want[128], have[128];
     bool same = t->v.t.nd == g->t.nd && !memcmp(t->v.t.dim, g->t.dim, g->t.nd * sizeof *g->t.dim);
     if (!same)
-      dtl_fail(L, "the data function returned %s for %s of sample %lld, but sample 0 had %s; all samples need one shape",
-               dt_type_str(&t->v.t, have, sizeof have), g->name, (long long)s->i, dt_type_str(&g->t, want, sizeof want));
+      dtl_fail(
+          L, "the data function returned %s for %s of sample %lld, but sample 0 had %s; all samples need one shape",
+          dt_type_str(&t->v.t, have, sizeof have), g->name, (long long)s->i, dt_type_str(&g->t, want, sizeof want));
     if (dt_is_float(t->v.t.dtype) && !dt_is_float(g->t.dtype))
-      dtl_fail(L, "the data function returned fractions for %s of sample %lld, but sample 0 had whole numbers; return floats (1.0, "
-                  "not 1) from the first sample on", g->name, (long long)s->i);
+      dtl_fail(L,
+               "the data function returned fractions for %s of sample %lld, but sample 0 had whole numbers; return "
+               "floats (1.0, "
+               "not 1) from the first sample on",
+               g->name, (long long)s->i);
     dt_view out = dt_view_make(s->dst[k], &g->t);
     dtl_copy_view(&out, &t->v);
     lua_pop(L, 1);
@@ -125,7 +128,8 @@ static dt_status lua_failure(lua_State *L, dt_err *e) {
 static dt_status func_sample(void *ctx, int64_t i, void *const *dst, dt_err *e) {
   func *f = ctx;
   lua_State *L = running ? running : f->main;
-  if (!lua_checkstack(L, 8)) return dt_fail(e, DT_EUSER, NULL, "the Lua stack is full; the data function is nested too deep");
+  if (!lua_checkstack(L, 8))
+    return dt_fail(e, DT_EUSER, NULL, "the Lua stack is full; the data function is nested too deep");
   lua_pushcfunction(L, call_func);
   lua_pushlightuserdata(L, &(sample){f, i, dst});
   dt_status st = lua_pcall(L, 1, 0, 0) == LUA_OK ? DT_OK : lua_failure(L, e);
@@ -144,7 +148,8 @@ static void open_func(lua_State *L, const char *fn, const char *kind, dtl_source
   dt_err e = {0};
   int f = 0, names = 0;
   int64_t samples = 0;
-  DTL_OPTS(L, fn, 1, 1, {"kind", 's', &kind, NULL}, {"func", 'v', &f, NULL}, {"samples", 'i', &samples, NULL}, {"names", 'v', &names, NULL});
+  DTL_OPTS(L, fn, 1, 1, {"kind", 's', &kind, NULL}, {"func", 'v', &f, NULL}, {"samples", 'i', &samples, NULL},
+           {"names", 'v', &names, NULL});
   if (!f || (lua_type(L, f) != LUA_TFUNCTION && !luaL_getmetafield(L, f, "__call")))
     dtl_fail(L, "%s: 'func' must be a function(i) that returns a sample, got %s", fn, f ? dtl_kind(L, f) : "nil");
   int nnames = names ? (int)lua_rawlen(L, names) : 2;
@@ -177,7 +182,8 @@ static void open_func(lua_State *L, const char *fn, const char *kind, dtl_source
 }
 
 /* ---- tensors ---- */
-static void keep_field(lua_State *L, const char *fn, dtl_source *s, int *n, const char *name, int i, const char **names, dt_view *view) {
+static void keep_field(lua_State *L, const char *fn, dtl_source *s, int *n, const char *name, int i, const char **names,
+                       dt_view *view) {
   dtl_tensor *t = dtl_to_tensor(L, i);
   if (!t) dtl_fail(L, "%s: field '%s' must be a tensor, got %s", fn, name, dtl_kind(L, i));
   if (*n == DT_MAX_FIELD) dtl_fail(L, "%s: a data set has at most %d fields", fn, DT_MAX_FIELD);
@@ -195,12 +201,15 @@ static const int64_t *whole_numbers(lua_State *L, const char *fn, const char *na
     *n = t->v.t.dim[0];
     return dtl_contiguous(L, i, DT_I64)->v.p;
   }
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: '%s' must be a list or a tensor of whole numbers, got %s", fn, name, dtl_kind(L, i));
+  if (lua_type(L, i) != LUA_TTABLE)
+    dtl_fail(L, "%s: '%s' must be a list or a tensor of whole numbers, got %s", fn, name, dtl_kind(L, i));
   *n = (int64_t)lua_rawlen(L, i);
   int64_t *v = lua_newuserdatauv(L, (size_t)(*n + 1) * sizeof *v, 0);
   for (int64_t k = 0; k < *n; k++) {
     lua_rawgeti(L, i, k + 1);
-    if (!dtl_is_int(L, -1, &v[k])) dtl_fail(L, "%s: '%s': number %lld of the list must be whole, got %s", fn, name, (long long)k + 1, dtl_kind(L, -1));
+    if (!dtl_is_int(L, -1, &v[k]))
+      dtl_fail(L, "%s: '%s': number %lld of the list must be whole, got %s", fn, name, (long long)k + 1,
+               dtl_kind(L, -1));
     lua_pop(L, 1);
   }
   return v;
@@ -232,7 +241,9 @@ static void open_tensors(lua_State *L, const char *fn, const char *kind, dtl_sou
 }
 
 /* ---- files and generators ---- */
-static void missing(lua_State *L, const char *fn, const char *kind, const char *key) { dtl_fail(L, "%s: kind '%s' needs '%s'", fn, kind, key); }
+static void missing(lua_State *L, const char *fn, const char *kind, const char *key) {
+  dtl_fail(L, "%s: kind '%s' needs '%s'", fn, kind, key);
+}
 
 static void open_idx(lua_State *L, const char *fn, const char *kind, dtl_source *s) {
   dt_err e = {0};
@@ -326,9 +337,17 @@ static void open_synthetic(lua_State *L, const char *fn, const char *kind, dtl_s
 /* core.dataset{ kind = ..., ... } */
 static int l_dataset(lua_State *L) {
   static const char fn[] = "core.dataset";
-  static const struct { const char *kind; void (*open)(lua_State *, const char *, const char *, dtl_source *); } known[] = {
-      {"idx", open_idx},         {"text", open_text},       {"npy", open_npy},             {"csv", open_csv},
-      {"cifar10", open_cifar10}, {"tensors", open_tensors}, {"synthetic", open_synthetic}, {"func", open_func}};
+  static const struct {
+    const char *kind;
+    void (*open)(lua_State *, const char *, const char *, dtl_source *);
+  } known[] = {{"idx", open_idx},
+               {"text", open_text},
+               {"npy", open_npy},
+               {"csv", open_csv},
+               {"cifar10", open_cifar10},
+               {"tensors", open_tensors},
+               {"synthetic", open_synthetic},
+               {"func", open_func}};
   enum { NKNOWN = sizeof known / sizeof *known };
   const char *names[NKNOWN];
   lua_settop(L, 1);
@@ -354,7 +373,7 @@ static int l_dataset(lua_State *L) {
 /* core.subset(ds, a, b): samples [a, b), from 0 */
 static int l_subset(lua_State *L) {
   dt_err e = {0};
-  dtl_source *of = check_source(L, "subset", 1, 1);
+  dtl_source *of = dtl_check_source(L, "subset", 1, 1);
   int64_t a = dtl_int(L, "subset", 2, 2), b = dtl_int(L, "subset", 3, 3);
   dtl_source *s = new_source(L);
   dt_dataset *inner = share(of);
@@ -377,7 +396,8 @@ static const double *channel_numbers(lua_State *L, const char *name, int i, doub
   for (int k = 0; i && k < *n; k++) {
     if (lua_type(L, i) == LUA_TTABLE) lua_rawgeti(L, i, k + 1);
     else lua_pushvalue(L, i);
-    if (lua_type(L, -1) != LUA_TNUMBER) dtl_fail(L, "transform: '%s' must be a number or a list of numbers, got %s", name, dtl_kind(L, -1));
+    if (lua_type(L, -1) != LUA_TNUMBER)
+      dtl_fail(L, "transform: '%s' must be a number or a list of numbers, got %s", name, dtl_kind(L, -1));
     v[k] = lua_tonumber(L, -1);
     lua_pop(L, 1);
   }
@@ -389,9 +409,10 @@ static void read_transform(lua_State *L, int i, dt_transform *t) {
   static const char *const keys[] = {"dtype", "mul, add", "mean, std", "shape", "p", "pad"};
   int kind = -1, mean = 0, std = 0, shape = 0;
   *t = (dt_transform){.dtype = DT_F32, .mul = 1, .p = 0.5};
-  DTL_OPTS(L, "transform", 2, i, {"kind", 'N', &kind, kinds}, {"dtype", 'd', &t->dtype, NULL}, {"mul", 'f', &t->mul, NULL},
-           {"add", 'f', &t->add, NULL}, {"mean", 'v', &mean, NULL}, {"std", 'v', &std, NULL}, {"shape", 'v', &shape, NULL},
-           {"p", 'f', &t->p, NULL}, {"pad", 'i', &t->pad, NULL});
+  DTL_OPTS(L, "transform", 2, i, {"kind", 'N', &kind, kinds}, {"dtype", 'd', &t->dtype, NULL},
+           {"mul", 'f', &t->mul, NULL}, {"add", 'f', &t->add, NULL}, {"mean", 'v', &mean, NULL},
+           {"std", 'v', &std, NULL}, {"shape", 'v', &shape, NULL}, {"p", 'f', &t->p, NULL},
+           {"pad", 'i', &t->pad, NULL});
   if (kind < 0) dtl_fail(L, "transform: 'kind' is missing; known are cast, scale, normalise, reshape, flip and crop");
   t->kind = (dt_tf_kind)kind; /* the list above is in the enum's order */
   if (kind == DT_TF_RESHAPE) {
@@ -412,7 +433,7 @@ static int l_transform(lua_State *L) {
   const char *field = "inputs";
   int64_t seed = 0;
   lua_settop(L, 3);
-  dtl_source *of = check_source(L, "transform", 1, 1);
+  dtl_source *of = dtl_check_source(L, "transform", 1, 1);
   if (lua_type(L, 2) != LUA_TTABLE) dtl_bad_arg(L, "transform", 2, "a list of steps", 2);
   DTL_OPTS(L, "transform", 3, 3, {"field", 's', &field, NULL}, {"seed", 'i', &seed, NULL});
   int n = (int)lua_rawlen(L, 2);
@@ -432,10 +453,10 @@ static int l_transform(lua_State *L) {
 }
 
 /* ---- asking a set ---- */
-static int d_count(lua_State *L) { return lua_pushinteger(L, check_source(L, "dataset:count", 1, 1)->ds->n), 1; }
+static int d_count(lua_State *L) { return lua_pushinteger(L, dtl_check_source(L, "dataset:count", 1, 1)->ds->n), 1; }
 
 static int d_fields(lua_State *L) {
-  const dt_dataset *ds = check_source(L, "dataset:fields", 1, 1)->ds;
+  const dt_dataset *ds = dtl_check_source(L, "dataset:fields", 1, 1)->ds;
   lua_createtable(L, ds->nfields, 0);
   for (int k = 0; k < ds->nfields; k++) {
     const dt_field *f = &ds->field[k];
@@ -458,7 +479,7 @@ static int d_fields(lua_State *L) {
 /* ds:get(i) -> { name = tensor } of sample i, from 0 */
 static int d_get(lua_State *L) {
   dt_err e = {0};
-  dt_dataset *ds = check_source(L, "dataset:get", 1, 1)->ds;
+  dt_dataset *ds = dtl_check_source(L, "dataset:get", 1, 1)->ds;
   int64_t i = dtl_int(L, "dataset:get", 1, 2);
   void *dst[DT_MAX_FIELD];
   lua_createtable(L, 0, ds->nfields);
@@ -471,118 +492,15 @@ static int d_get(lua_State *L) {
   return 1;
 }
 
-/* ---- loaders ---- */
-static int loader_gc(lua_State *L) {
-  dtl_loader *b = lua_touserdata(L, 1);
-  dt_loader_free(b->l);
-  source_drop(b->source);
-  *b = (dtl_loader){0};
-  return 0;
-}
-
-dtl_loader *dtl_check_loader(lua_State *L, const char *fn, int arg, int i) {
-  dtl_loader *b = luaL_testudata(L, i, DTL_LOADER);
-  if (!b) dtl_bad_arg(L, fn, arg, "a loader", i);
-  return b;
-}
-
-/* core.loader(ds, { global =, micro =, seed =, shuffle =, drop_last =, start =, eval =, rank =, size = }) */
-static int l_loader(lua_State *L) {
-  static const char fn[] = "core.loader";
-  dt_err e = {0};
-  dtl_source *s = check_source(L, fn, 1, 1);
-  int64_t seed = 0, rank = -1, size = -1;
-  bool eval = false;
-  dt_loader_opts o = {.shuffle = true};
-  lua_settop(L, 2);
-  DTL_OPTS(L, fn, 2, 2, {"global", 'i', &o.global, NULL}, {"micro", 'i', &o.micro, NULL}, {"seed", 'i', &seed, NULL},
-           {"shuffle", 'b', &o.shuffle, NULL}, {"drop_last", 'b', &o.drop_last, NULL}, {"start", 'i', &o.start, NULL},
-           {"eval", 'b', &eval, NULL}, {"rank", 'i', &rank, NULL}, {"size", 'i', &size, NULL});
-  if ((rank < 0) != (size < 0)) dtl_fail(L, "%s: give rank and size together, or neither", fn);
-  if (rank < 0) rank = dtl_ctx(L)->comm->rank, size = dtl_ctx(L)->comm->size;
-  if (size < 1 || size > 1 << 24 || rank >= size) dtl_fail(L, "%s: rank %lld of %lld is none", fn, (long long)rank, (long long)size);
-  o.rank = (int)rank, o.size = (int)size, o.seed = (uint64_t)seed;
-  if (eval) o.shuffle = false, o.epochs = 1;
-  dtl_loader *b = lua_newuserdatauv(L, sizeof *b, 0);
-  *b = (dtl_loader){.eval = eval};
-  luaL_setmetatable(L, DTL_LOADER);
-  dtl_data_running(L);
-  DTL_TRY(L, &e, dt_loader_new(s->ds, &o, &b->l, &e));
-  b->source = s;
-  s->refs++;
-  return 1;
-}
-
-/* l:sizes() -> every size of microbatch that this rank will see, largest first */
-static int l_sizes(lua_State *L) {
-  int64_t size[8];
-  int n = dt_loader_sizes(dtl_check_loader(L, "loader:sizes", 1, 1)->l, size, 8);
-  lua_createtable(L, n, 0);
-  for (int i = 0; i < n; i++) {
-    lua_pushinteger(L, size[i]);
-    lua_rawseti(L, -2, i + 1);
-  }
-  return 1;
-}
-
-static int l_steps(lua_State *L) {
-  return lua_pushinteger(L, dt_loader_steps(dtl_check_loader(L, "loader:steps_per_epoch", 1, 1)->l)), 1;
-}
-
-static int l_seek(lua_State *L) {
-  dt_err e = {0};
-  dtl_loader *b = dtl_check_loader(L, "loader:seek", 1, 1);
-  int64_t step = dtl_int(L, "loader:seek", 1, 2);
-  if (step < 0) dtl_fail(L, "loader:seek: step %lld; steps count from 0", (long long)step);
-  dtl_data_running(L);
-  DTL_TRY(L, &e, dt_loader_seek(b->l, step, &e));
-  return 0;
-}
-
-/* l:next() -> list of this rank's microbatches { name = tensor } with step, epoch, count; nil when the data is over */
-static int l_next(lua_State *L) {
-  dt_err e = {0};
-  dt_batch b;
-  dtl_loader *l = dtl_check_loader(L, "loader:next", 1, 1);
-  const dt_dataset *ds = l->source->ds;
-  dtl_data_running(L);
-  DTL_TRY(L, &e, dt_loader_next(l->l, &b, &e));
-  if (!b.count) return lua_pushnil(L), 1;
-  lua_createtable(L, b.nmicro, 3);
-  const struct { const char *key; int64_t v; } field[] = {{"step", b.step}, {"epoch", b.epoch}, {"count", b.count}};
-  for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
-    lua_pushinteger(L, field[i].v);
-    lua_setfield(L, -2, field[i].key);
-  }
-  for (int m = 0; m < b.nmicro; m++) {
-    lua_createtable(L, 0, ds->nfields);
-    for (int k = 0; k < ds->nfields; k++) {
-      dt_type t = {.dtype = ds->field[k].t.dtype, .nd = (uint8_t)(ds->field[k].t.nd + 1), .dim = {b.micro[m].n}};
-      memcpy(t.dim + 1, ds->field[k].t.dim, ds->field[k].t.nd * sizeof *t.dim);
-      memcpy(dtl_tensor_new(L, &t)->v.p, b.micro[m].field[k], (size_t)dt_nbytes(&t));
-      lua_setfield(L, -2, ds->field[k].name);
-    }
-    lua_rawseti(L, -2, m + 1);
-  }
-  return 1;
-}
-
-static void new_type(lua_State *L, const char *name, lua_CFunction gc, const luaL_Reg *method) {
-  luaL_newmetatable(L, name);
-  lua_pushcfunction(L, gc);
+void dtl_open_data(lua_State *L) {
+  static const luaL_Reg fn[] = {
+      {"dataset", l_dataset}, {"subset", l_subset}, {"split_at", l_split_at}, {"transform", l_transform}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"count", d_count}, {"fields", d_fields}, {"get", d_get}, {NULL, NULL}};
+  luaL_setfuncs(L, fn, 0);
+  luaL_newmetatable(L, DTL_DATASET);
+  lua_pushcfunction(L, dataset_gc);
   lua_setfield(L, -2, "__gc");
-  lua_newtable(L);
-  luaL_setfuncs(L, method, 0);
+  luaL_newlib(L, method);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);
-}
-
-void dtl_open_data(lua_State *L) {
-  static const luaL_Reg fn[] = {{"dataset", l_dataset}, {"subset", l_subset}, {"split_at", l_split_at}, {"transform", l_transform},
-                                {"loader", l_loader}, {NULL, NULL}};
-  static const luaL_Reg set[] = {{"count", d_count}, {"fields", d_fields}, {"get", d_get}, {NULL, NULL}};
-  static const luaL_Reg loader[] = {{"sizes", l_sizes}, {"steps_per_epoch", l_steps}, {"seek", l_seek}, {"next", l_next}, {NULL, NULL}};
-  luaL_setfuncs(L, fn, 0);
-  new_type(L, DTL_DATASET, dataset_gc, set);
-  new_type(L, DTL_LOADER, loader_gc, loader);
 }

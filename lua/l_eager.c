@@ -1,7 +1,7 @@
 /* Operations on concrete tensors: each is a graph of one op, planned and run by the same executor as a training step.
  *
- * Plans are kept by (op, attributes, input types), at most MOST of them and BUDGET bytes of their memory; a second chance
- * (clock) decides who goes. They run on a communicator of one rank: nothing here may wait for a peer. */
+ * Plans are kept by (op, attributes, input types), at most MOST of them and BUDGET bytes of their memory; a second
+ * chance (clock) decides who goes. They run on a communicator of one rank: nothing here may wait for a peer. */
 #include "dtl.h"
 
 enum { MOST = 256 };
@@ -74,8 +74,12 @@ static dt_status build(dt_ctx *ctx, int op, const dt_type *in, int nin, const dt
     free(g);
     return st;
   }
-  dt_spec s = {.threads = ctx->threads, .precision = DT_F32, .comm_dtype = DT_F32, .bucket_bytes = 1 << 20,
-               .first_bucket_bytes = 1 << 20, .workspace = dt_ctx_workspace};
+  dt_spec s = {.threads = ctx->threads,
+               .precision = DT_F32,
+               .comm_dtype = DT_F32,
+               .bucket_bytes = 1 << 20,
+               .first_bucket_bytes = 1 << 20,
+               .workspace = dt_ctx_workspace};
   dt_plan *p;
   DT_TRY(dt_plan_build(g, &s, 1, &p, e));
   for (int r = 0; r < DT_NREG; r++) c->bytes += p->bytes[r];
@@ -86,8 +90,8 @@ static dt_status build(dt_ctx *ctx, int op, const dt_type *in, int nin, const dt
   return DT_OK;
 }
 
-static dt_status find_or_build(dt_ctx *ctx, int op, const dt_type *in, int nin, const dt_attr *attr, void *key, size_t nkey,
-                               entry **out, dt_err *e) {
+static dt_status find_or_build(dt_ctx *ctx, int op, const dt_type *in, int nin, const dt_attr *attr, void *key,
+                               size_t nkey, entry **out, dt_err *e) {
   uint64_t hash = dt_hash(key, nkey, 0);
   if ((*out = find(hash, key, nkey))) return DT_OK;
   entry c = {.hash = hash, .nkey = nkey, .used = true};
@@ -105,7 +109,12 @@ int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr)
   dt_err e = {0};
   dt_ctx *ctx = dtl_eager_ctx(L);
   /* scratch: input types, views, and the key (op, attributes, types) */
-  struct scratch { const dt_type **ptr; dt_type *type; dt_view *view; char *key; } s;
+  struct scratch {
+    const dt_type **ptr;
+    dt_type *type;
+    dt_view *view;
+    char *key;
+  } s;
   size_t n = (size_t)nin, nkey = sizeof(int64_t) + DT_MAX_ATTR * sizeof *attr + n * sizeof *s.type;
   size_t need = n * (sizeof *s.ptr + sizeof *s.view) + nkey;
   _Alignas(16) char small[2048];
@@ -124,9 +133,11 @@ int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr)
   }
   dt_attr a[DT_MAX_ATTR];
   memcpy(a, attr, sizeof a);
-  dt_shape_ctx shape = {.op = dt_op(op)->name, .nin = nin, .nout = dt_op(op)->nout, .in = s.ptr, .attr = a, .e = &e, .opid = op};
+  dt_shape_ctx shape = {
+      .op = dt_op(op)->name, .nin = nin, .nout = dt_op(op)->nout, .in = s.ptr, .attr = a, .e = &e, .opid = op};
   DTL_TRY(L, &e, dt_op(op)->shape(&shape));
-  /* The results' boxes come first: making them may run the collector, and with it a user's finalizer that comes here too. */
+  /* The results' boxes come first: making them may run the collector, and with it a user's finalizer that comes here
+   * too. */
   luaL_checkstack(L, shape.nout + 8, "results");
   for (int o = 0; o < shape.nout; o++) dtl_tensor_new(L, &shape.out[o]);
   int first = lua_gettop(L) - shape.nout + 1;

@@ -1,7 +1,8 @@
 /* Executors: plans bound to memory, steps, evaluation, calls, and the tensors that persist in them.
  *
- * Freeing one is collective when ranks share memory, and the collector runs at other moments on other ranks; so with several ranks an
- * executor is freed by x:close() or at the end of the process, in the order of creation. User value 1: the list of its plans. */
+ * Freeing one is collective when ranks share memory, and the collector runs at other moments on other ranks; so with
+ * several ranks an executor is freed by x:close() or at the end of the process, in the order of creation. User value
+ * 1: the list of its plans. */
 #include "l_exec.h"
 
 static DT_VEC(dt_exec *) all; /* alive, in order of creation */
@@ -87,8 +88,9 @@ static int l_exec(lua_State *L) {
   dt_exec_opts o = {0};
   dtl_plan *p = free_plan(L, fn, 1, 1);
   lua_settop(L, 2);
-  DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL}, {"loss_scale", 'f', &o.loss_scale, NULL},
-           {"scale_window", 'i', &window, NULL}, {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL});
+  DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
+           {"loss_scale", 'f', &o.loss_scale, NULL}, {"scale_window", 'i', &window, NULL},
+           {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL});
   if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
   o.lr = numbers(L, fn, "lr", lr, &o.nlr);
   o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
@@ -188,7 +190,8 @@ static int x_eval(lua_State *L) {
   for (int k = 0; k < b->nplan; k++) { /* in the plans' order */
     int64_t v;
     lua_rawgeti(L, 2, b->plan[k]->p->rows);
-    if (!lua_isnil(L, -1) && (!dtl_is_int(L, -1, &v) || v < 0 || v >= b->nplan || b->plan[v]->p->rows != b->plan[k]->p->rows))
+    if (!lua_isnil(L, -1) &&
+        (!dtl_is_int(L, -1, &v) || v < 0 || v >= b->nplan || b->plan[v]->p->rows != b->plan[k]->p->rows))
       dtl_fail(L, "%s: [%lld] must be the number of a plan for %lld rows", fn, (long long)b->plan[k]->p->rows,
                (long long)b->plan[k]->p->rows);
     if (!lua_isnil(L, -1) && v == k) number[n++] = k;
@@ -214,7 +217,8 @@ static int x_call(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, fn);
   int64_t number = dtl_int(L, fn, 1, 2);
-  if (number < 0 || number >= b->nplan) dtl_fail(L, "%s: there is no plan %lld; numbers are 0 to %d", fn, (long long)number, b->nplan - 1);
+  if (number < 0 || number >= b->nplan)
+    dtl_fail(L, "%s: there is no plan %lld; numbers are 0 to %d", fn, (long long)number, b->nplan - 1);
   if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, fn, 2, "a list of tensors", 3);
   const dt_graph *g = b->plan[number]->p->g;
   int nin = g->input.n, nout = g->output.n, have = (int)lua_rawlen(L, 3);
@@ -223,7 +227,8 @@ static int x_call(lua_State *L) {
   dt_view *in = lua_newuserdatauv(L, (size_t)(nin + 1) * sizeof *in, 0);
   for (int i = 0; i < nin; i++) {
     lua_rawgeti(L, 3, i + 1);
-    if (!dtl_to_tensor(L, -1)) dtl_fail(L, "%s: input %d (%s) must be a tensor, got %s", fn, i + 1, g->input.p[i].name, dtl_kind(L, -1));
+    if (!dtl_to_tensor(L, -1))
+      dtl_fail(L, "%s: input %d (%s) must be a tensor, got %s", fn, i + 1, g->input.p[i].name, dtl_kind(L, -1));
     in[i] = dtl_contiguous(L, lua_gettop(L), -1)->v;
   }
   lua_createtable(L, nout, 0);
@@ -282,8 +287,8 @@ static int x_set(lua_State *L) {
   char a[128], c[128];
   want.dtype = t->v.t.dtype;
   if (!dt_type_eq(&want, &t->v.t))
-    dtl_fail(L, "exec:set: '%s' is %s, the tensor %s; the shapes must be equal", lua_tostring(L, 2), dt_type_str(&v.t, a, sizeof a),
-             dt_type_str(&t->v.t, c, sizeof c));
+    dtl_fail(L, "exec:set: '%s' is %s, the tensor %s; the shapes must be equal", lua_tostring(L, 2),
+             dt_type_str(&v.t, a, sizeof a), dt_type_str(&t->v.t, c, sizeof c));
   dtl_copy_view(&v, &t->v);
   return 0;
 }
@@ -316,9 +321,10 @@ static int x_memory(lua_State *L) {
 
 void dtl_open_exec(lua_State *L) {
   static const luaL_Reg fn[] = {{"exec", l_exec}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"add", x_add}, {"ready", x_ready}, {"close", x_close}, {"step", x_step}, {"eval", x_eval},
-                                    {"call", x_call}, {"names", x_names}, {"get", x_get}, {"set", x_set}, {"digest", x_digest},
-                                    {"memory", x_memory}, {"save", dtl_exec_save}, {"load", dtl_exec_load}, {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"add", x_add},       {"ready", x_ready},      {"close", x_close},      {"step", x_step}, {"eval", x_eval},
+      {"call", x_call},     {"names", x_names},      {"get", x_get},          {"set", x_set},   {"digest", x_digest},
+      {"memory", x_memory}, {"save", dtl_exec_save}, {"load", dtl_exec_load}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_EXEC);
   lua_pushcfunction(L, exec_gc);

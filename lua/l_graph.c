@@ -1,83 +1,8 @@
-/* Tracing: the graph's leaves, losses, assignments and gradients, and symbols, the values that a traced script computes with.
+/* Tracing: a graph's leaves, losses, assignments, gradients and update. Its values are symbols (l_symbol.c).
  *
- * Invariant: a graph is open until compile hands it to a plan; symbols hold the box, so that a late use is an error and not a
- * wild pointer. User value 1 of the box is a list that keeps alive the tensors which the graph borrows. */
+ * Invariant: a graph is open until compile hands it to a plan (l_plan.c). User value 1 of the box is a list that keeps
+ * alive the tensors which the graph borrows. */
 #include "dtl.h"
-
-/* ---- symbols ---- */
-dtl_symbol *dtl_to_symbol(lua_State *L, int i) { return luaL_testudata(L, i, DTL_SYMBOL); }
-
-dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s) {
-  if (!s->graph->g) dtl_fail(L, "this symbolic tensor's graph was compiled already; symbols live only while a script is traced");
-  return s->graph->g;
-}
-
-static int graph_index(lua_State *L, int like) { /* pushes the box */
-  if (luaL_testudata(L, like, DTL_SYMBOL)) lua_getiuservalue(L, like, 1);
-  else lua_pushvalue(L, like);
-  return lua_gettop(L);
-}
-
-void dtl_push_symbol(lua_State *L, int like, dt_val v) {
-  like = lua_absindex(L, like);
-  luaL_checkstack(L, 4, "symbols");
-  dtl_symbol *s = lua_newuserdatauv(L, sizeof *s, 1);
-  graph_index(L, like);
-  s->graph = lua_touserdata(L, -1);
-  s->v = v;
-  lua_setiuservalue(L, -2, 1);
-  luaL_setmetatable(L, DTL_SYMBOL);
-}
-
-void dtl_graph_here(lua_State *L, dtl_graph *b) {
-  char file[256], where[256];
-  int line = 0;
-  if (!dtl_frame(L, file, sizeof file, &line)) { /* "file:line" of core.position */
-    dtl_where(L, where, sizeof where);
-    char *colon = strrchr(where, ':');
-    if (colon) *colon = 0, line = atoi(colon + 1);
-    snprintf(file, sizeof file, "%s", where);
-  }
-  b->g->line = line;
-  if (b->g->file && !strcmp(b->g->file, file)) return;
-  b->g->file = NULL;
-  for (int i = 0; i < b->files.n && !b->g->file; i++)
-    if (!strcmp(b->files.p[i], file)) b->g->file = b->files.p[i];
-  if (b->g->file || !*file) return;
-  b->g->file = dt_arena_strdup(&b->g->mem, file);
-  dt_vec_push(&b->files, b->g->file);
-}
-
-/* ---- tensors that a graph borrows ---- */
-/* Keeps the tensor on the stack's top alive as long as the graph box at index `box`; pops it. */
-static void anchor(lua_State *L, int box) {
-  lua_getiuservalue(L, box, 1);
-  lua_insert(L, -2);
-  lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
-  lua_pop(L, 1);
-}
-
-/* The constant is named by its contents: the same in every graph of the same model, so that plans can share it. */
-dt_val dtl_graph_const(lua_State *L, int like, int i) {
-  char name[32];
-  int box = graph_index(L, like);
-  dtl_graph *b = lua_touserdata(L, box);
-  dt_view v = dtl_tensor_copy(L, &dtl_to_tensor(L, i)->v)->v; /* a snapshot: later writes must not change a trace */
-  uint64_t kind = v.t.dtype;
-  for (int d = 0; d < v.t.nd; d++) kind = kind * 1000003 + (uint64_t)v.t.dim[d];
-  snprintf(name, sizeof name, "const:%016llx", (unsigned long long)dt_hash(v.p, (size_t)dt_nbytes(&v.t), kind));
-  for (int k = 0; k < b->g->buf.n; k++)
-    if (!strcmp(b->g->buf.p[k].name, name)) {
-      lua_settop(L, box - 1);
-      return b->g->buf.p[k].val;
-    }
-  dt_buf c = {.name = dt_arena_strdup(&b->g->mem, name), .init = {.kind = DT_INIT_GIVEN, .data = v.p, .dtype = v.t.dtype}};
-  c.val = dt_leaf(b->g, DT_OP_buffer, &v.t, c.name);
-  dt_vec_push(&b->g->buf, c);
-  anchor(L, box);
-  lua_settop(L, box - 1);
-  return c.val;
-}
 
 /* ---- the graph box ---- */
 static dtl_graph *check_graph(lua_State *L, const char *fn) {
@@ -116,10 +41,13 @@ static void read_mesh(lua_State *L, int i, dt_mesh *m) {
     int64_t size = 0;
     int top = lua_gettop(L);
     lua_rawgeti(L, i, k + 1);
-    if (lua_type(L, -1) != LUA_TTABLE) dtl_fail(L, "%s: axis %d must be a table { name =, size = }, got %s", fn, k + 1, dtl_kind(L, -1));
+    if (lua_type(L, -1) != LUA_TTABLE)
+      dtl_fail(L, "%s: axis %d must be a table { name =, size = }, got %s", fn, k + 1, dtl_kind(L, -1));
     DTL_OPTS(L, fn, 1, top + 1, {"name", 's', &name, NULL}, {"size", 'i', &size, NULL});
-    if (!name || strlen(name) >= sizeof m->name[0]) dtl_fail(L, "%s: axis %d needs a name of 1 to 15 letters", fn, k + 1);
-    if (size < 1 || size > 1 << 20) dtl_fail(L, "%s: axis '%s' needs a size of 1 or more, got %lld", fn, name, (long long)size);
+    if (!name || strlen(name) >= sizeof m->name[0])
+      dtl_fail(L, "%s: axis %d needs a name of 1 to 15 letters", fn, k + 1);
+    if (size < 1 || size > 1 << 20)
+      dtl_fail(L, "%s: axis '%s' needs a size of 1 or more, got %lld", fn, name, (long long)size);
     snprintf(m->name[k], sizeof m->name[k], "%s", name);
     m->size[k] = (int)size;
     m->naxes = k + 1;
@@ -127,14 +55,16 @@ static void read_mesh(lua_State *L, int i, dt_mesh *m) {
   }
 }
 
-/* core.graph{ mesh =, rows =, plain_grad = }: rows is the number of samples in a microbatch (the first input's first dim) */
+/* core.graph{ mesh =, rows =, plain_grad = }: rows is the number of samples in a microbatch (the first input's first
+ * dim) */
 static int l_graph(lua_State *L) {
   int mesh = 0;
   int64_t rows = 0;
   bool plain = false;
   dt_mesh m = {0};
   lua_settop(L, 1);
-  DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL}, {"plain_grad", 'b', &plain, NULL});
+  DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
+           {"plain_grad", 'b', &plain, NULL});
   if (mesh) read_mesh(L, mesh, &m);
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
@@ -194,9 +124,15 @@ static double list_number(lua_State *L, const char *fn, const char *name, int i,
 
 /* The way to begin at stack index i: a list {"normal", mean, std} or a concrete tensor of the same shape. */
 static dt_init read_init(lua_State *L, const char *fn, const char *name, int i, const dt_type *t) {
-  static const struct { const char *name; dt_init_kind kind; int nums; } known[] = {
-      {"zeros", DT_INIT_ZEROS, 0}, {"ones", DT_INIT_ONES, 0}, {"const", DT_INIT_CONST, 1},
-      {"uniform", DT_INIT_UNIFORM, 2}, {"normal", DT_INIT_NORMAL, 2}};
+  static const struct {
+    const char *name;
+    dt_init_kind kind;
+    int nums;
+  } known[] = {{"zeros", DT_INIT_ZEROS, 0},
+               {"ones", DT_INIT_ONES, 0},
+               {"const", DT_INIT_CONST, 1},
+               {"uniform", DT_INIT_UNIFORM, 2},
+               {"normal", DT_INIT_NORMAL, 2}};
   enum { NKNOWN = sizeof known / sizeof *known };
   dtl_tensor *given = dtl_to_tensor(L, i);
   if (given) {
@@ -207,11 +143,12 @@ static dt_init read_init(lua_State *L, const char *fn, const char *name, int i, 
       dtl_fail(L, "%s: '%s' is %s, but its init is %s; the shapes must be equal", fn, name, dt_type_str(t, a, sizeof a),
                dt_type_str(&given->v.t, c, sizeof c));
     dt_view v = dtl_contiguous(L, i, -1)->v;
-    anchor(L, 1);
+    dtl_graph_anchor(L, 1);
     return (dt_init){.kind = DT_INIT_GIVEN, .data = v.p, .dtype = v.t.dtype};
   }
   if (lua_type(L, i) != LUA_TTABLE)
-    dtl_fail(L, "%s: init of '%s' must be a list such as {\"normal\", 0, 0.02} or a tensor, got %s", fn, name, dtl_kind(L, i));
+    dtl_fail(L, "%s: init of '%s' must be a list such as {\"normal\", 0, 0.02} or a tensor, got %s", fn, name,
+             dtl_kind(L, i));
   lua_rawgeti(L, i, 1);
   const char *kind = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "";
   const char *names[NKNOWN];
@@ -220,10 +157,11 @@ static dt_init read_init(lua_State *L, const char *fn, const char *name, int i, 
     if (strcmp(kind, names[k])) continue;
     lua_pop(L, 1);
     dt_init init = {.kind = known[k].kind};
+    if ((int)lua_rawlen(L, i) != known[k].nums + 1)
+      dtl_fail(L, "%s: init of '%s': \"%s\" takes %d numbers, got %d", fn, name, kind, known[k].nums,
+               (int)lua_rawlen(L, i) - 1);
     if (known[k].nums > 0) init.a = list_number(L, fn, name, i, 2);
     if (known[k].nums > 1) init.b = list_number(L, fn, name, i, 3);
-    if ((int)lua_rawlen(L, i) != known[k].nums + 1)
-      dtl_fail(L, "%s: init of '%s': \"%s\" takes %d numbers, got %d", fn, name, kind, known[k].nums, (int)lua_rawlen(L, i) - 1);
     return init;
   }
   const char *near = dt_nearest(kind, names, NKNOWN);
@@ -243,10 +181,18 @@ static int g_param(lua_State *L) {
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"trainable", 'b', &trainable, NULL}, {"group", 'i', &group, NULL},
            {"dtype", 'd', &dtype, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
-  dt_param p = {.name = new_name(L, fn, b->g), .grad = -1, .trainable = trainable, .flat = -1, .bucket = -1, .compute = -1,
-                .file = b->g->file, .line = b->g->line};
-  if (group < 0 || group > 1 << 20) dtl_fail(L, "%s: group of '%s' must be 0 or more, got %lld", fn, p.name, (long long)group);
-  if (trainable && !dt_is_float(dtype)) dtl_fail(L, "%s: '%s' is %s; only floats can be trained", fn, p.name, dt_dtype_name(dtype));
+  dt_param p = {.name = new_name(L, fn, b->g),
+                .grad = -1,
+                .trainable = trainable,
+                .flat = -1,
+                .bucket = -1,
+                .compute = -1,
+                .file = b->g->file,
+                .line = b->g->line};
+  if (group < 0 || group > 1 << 20)
+    dtl_fail(L, "%s: group of '%s' must be 0 or more, got %lld", fn, p.name, (long long)group);
+  if (trainable && !dt_is_float(dtype))
+    dtl_fail(L, "%s: '%s' is %s; only floats can be trained", fn, p.name, dt_dtype_name(dtype));
   p.group = (int)group;
   if (init) p.init = read_init(L, fn, p.name, init, &t);
   for (int k = 0; k < (int)(sizeof p.state / sizeof *p.state); k++) p.state[k] = -1;
@@ -277,7 +223,8 @@ static dt_param *param_of(dt_graph *g, dt_val v) {
   return NULL;
 }
 
-/* g:state(param, name, fill): an optimizer state of the parameter's shape, f32 (f64 for an f64 parameter), which begins as fill */
+/* g:state(param, name, fill): an optimizer state of the parameter's shape, f32 (f64 for an f64 parameter), which
+ * begins as fill */
 static int g_state(lua_State *L) {
   static const char fn[] = "graph:state";
   dtl_graph *b = check_graph(L, fn);
@@ -287,7 +234,8 @@ static int g_state(lua_State *L) {
   dt_param *p = param_of(b->g, v);
   if (!p) dtl_fail(L, "%s: argument 1 must be a parameter's symbol", fn);
   for (int k = 0; k < p->nstate; k++)
-    if (!strcmp(p->state_name[k], name)) dtl_fail(L, "%s: '%s' has a state '%s' already; names must differ", fn, p->name, name);
+    if (!strcmp(p->state_name[k], name))
+      dtl_fail(L, "%s: '%s' has a state '%s' already; names must differ", fn, p->name, name);
   int most = (int)(sizeof p->state / sizeof *p->state);
   if (p->nstate == most) dtl_fail(L, "%s: '%s' has %d states already; that is the most", fn, p->name, most);
   dt_type t = *dt_type_of(b->g, v);
@@ -311,7 +259,8 @@ static int g_hyper(lua_State *L) {
   else dtl_fail(L, "%s: unknown kind '%s'; known are lr and t", fn, name);
   if (group < 0 || group > 1 << 20) dtl_fail(L, "%s: group must be 0 or more, got %lld", fn, (long long)group);
   for (int i = 0; i < b->g->hyper.n; i++)
-    if (b->g->hyper.p[i].kind == h.kind && b->g->hyper.p[i].group == h.group) return dtl_push_symbol(L, 1, b->g->hyper.p[i].val), 1;
+    if (b->g->hyper.p[i].kind == h.kind && b->g->hyper.p[i].group == h.group)
+      return dtl_push_symbol(L, 1, b->g->hyper.p[i].val), 1;
   dt_type t = dt_type_make(DT_F64, 0, NULL);
   h.name = group ? dt_arena_printf(&b->g->mem, "%s %lld", name, (long long)group) : dt_arena_strdup(&b->g->mem, name);
   h.val = dt_leaf(b->g, DT_OP_hyper, &t, h.name);
@@ -344,7 +293,8 @@ static int g_loss(lua_State *L) {
   if (!lua_isnoneornil(L, 3)) {
     count = check_symbol(L, "graph:loss", 2, 3, b);
     if (dt_numel(dt_type_of(b->g, count)) != 1)
-      dtl_fail(L, "the loss's count is %s, but must be one number", dt_type_str(dt_type_of(b->g, count), text, sizeof text));
+      dtl_fail(L, "the loss's count is %s, but must be one number",
+               dt_type_str(dt_type_of(b->g, count), text, sizeof text));
   }
   b->g->loss = dt_reshape(b->g, loss, 0, NULL);
   b->g->count = count;
@@ -376,7 +326,8 @@ static int g_assign(lua_State *L) {
 }
 
 /* ---- gradients and the update ---- */
-/* g:grads() -> list of { name =, grad = symbol, symbol = the same }, in the parameters' order; without those that get none */
+/* g:grads() -> list of { name =, grad = symbol, symbol = the same }, in the parameters' order; without those that get
+ * none */
 static int g_grads(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:grads");
   int n = 0;
@@ -417,7 +368,8 @@ static int g_update(lua_State *L) {
   dt_spec s = {.train = true, .precision = DT_F32, .comm_dtype = DT_F32};
   lua_settop(L, 2);
   DTL_OPTS(L, "graph:update", 1, 2, {"clip", 'f', &s.clip_norm, NULL}, {"clip_value", 'f', &s.clip_value, NULL});
-  if (!(s.clip_norm >= 0) || !(s.clip_value >= 0)) dtl_fail(L, "graph:update: clip and clip_value must be 0 (none) or more");
+  if (!(s.clip_norm >= 0) || !(s.clip_value >= 0))
+    dtl_fail(L, "graph:update: clip and clip_value must be 0 (none) or more");
   if (b->g->level != DT_DIFFED) dtl_fail(L, "graph:update needs g:grad() first, and only once");
   int n = b->g->param.n;
   dt_val *scaled = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *scaled, 0);
@@ -468,68 +420,17 @@ static int g_params(lua_State *L) {
   return 1;
 }
 
-/* ---- what a symbol refuses and shows ---- */
-static int s_compare(lua_State *L) {
-  dtl_fail(L, "a symbolic tensor has no value to compare: the script runs once, to record operations; a:lt(b), a:le(b)... compare "
-              "each element at run time, and dt.where picks by the result");
-}
-
-static int s_index(lua_State *L) {
-  if (lua_type(L, 2) == LUA_TNUMBER)
-    dtl_fail(L, "a symbolic tensor has no elements to index; take parts with x:slice{dim=0, start=0, stop=1}");
-  return dtl_method(L);
-}
-
-static int s_newindex(lua_State *L) { dtl_fail(L, "a symbolic tensor can't be written; make a new one with dt.where or dt.concat"); }
-
-static int s_len(lua_State *L) {
-  const dt_type *t = dtl_type(L, 1);
-  return lua_pushinteger(L, t->nd ? t->dim[0] : 0), 1;
-}
-
-/* f32[8,256,384] on data: S(0) */
-static int s_tostring(lua_State *L) {
-  dtl_symbol *s = dtl_to_symbol(L, 1);
-  if (!s) dtl_bad_arg(L, "tostring", 1, "a symbolic tensor", 1);
-  if (!s->graph->g) return lua_pushliteral(L, "symbol(of a compiled graph)"), 1;
-  const dt_graph *g = s->graph->g;
-  const dt_value *v = &g->val.p[s->v];
-  char type[128];
-  luaL_Buffer b;
-  luaL_buffinit(L, &b);
-  luaL_addstring(&b, "symbol(");
-  if (v->name) luaL_addstring(&b, v->name), luaL_addstring(&b, ": ");
-  luaL_addstring(&b, dt_type_str(&v->t, type, sizeof type));
-  for (int a = 0; a < g->mesh.naxes; a++) {
-    const dt_place *p = &v->place[a];
-    char text[64];
-    if (p->kind == DT_S) snprintf(text, sizeof text, ", %s: sharded by dim %d", g->mesh.name[a], p->dim);
-    else snprintf(text, sizeof text, ", %s: %s", g->mesh.name[a], p->kind == DT_P ? "partial sum" : "replicated");
-    luaL_addstring(&b, text);
-  }
-  luaL_addchar(&b, ')');
-  luaL_pushresult(&b);
-  return 1;
-}
-
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {{"graph", l_graph}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input}, {"param", g_param}, {"buffer", g_buffer}, {"state", g_state},
-                                    {"hyper", g_hyper}, {"output", g_output}, {"loss", g_loss}, {"assign", g_assign},
-                                    {"grad", g_grad}, {"grads", g_grads}, {"update", g_update}, {"params", g_params}, {"compile", dtl_compile}, {NULL, NULL}};
-  static const luaL_Reg meta[] = {{"__lt", s_compare}, {"__le", s_compare}, {"__newindex", s_newindex}, {"__len", s_len},
-                                  {"__tostring", s_tostring}, {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"input", g_input},   {"param", g_param},   {"buffer", g_buffer},     {"state", g_state}, {"hyper", g_hyper},
+      {"output", g_output}, {"loss", g_loss},     {"assign", g_assign},     {"grad", g_grad},   {"grads", g_grads},
+      {"update", g_update}, {"params", g_params}, {"compile", dtl_compile}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);
   lua_setfield(L, -2, "__gc");
   luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
-  luaL_getmetatable(L, DTL_SYMBOL); /* made by l_op.c, with the operators */
-  luaL_setfuncs(L, meta, 0);
-  dtl_push_methods(L);
-  lua_pushcclosure(L, s_index, 1);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);
 }

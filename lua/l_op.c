@@ -1,8 +1,8 @@
 /* Operations: the one closure that binds every row of the op table, and the methods that tensors and symbols share.
  *
- * Arguments are tensors first (numbers and booleans become 0-dim values that never widen a tensor's dtype), then attributes by
- * position or in a table by name. Symbolic: a node in the graph. Concrete: views are made here, the rest runs in l_eager.c.
- * A new op needs nothing here. */
+ * Arguments are tensors first (numbers and booleans become 0-dim values that never widen a tensor's dtype), then
+ * attributes by position or in a table by name. Symbolic: a node in the graph. Concrete: views are made here, the rest
+ * runs in l_eager.c. A new op needs nothing here. */
 #include "dtl.h"
 
 static const char methods_key; /* registry: the methods' table */
@@ -14,44 +14,46 @@ typedef struct attr_reader {
   uint32_t given; /* bit i: spec[i] was given */
 } attr_reader;
 
-static _Noreturn void bad_attr(lua_State *L, const attr_reader *r, const dt_attr_spec *s, int arg, int i, const char *want) {
+static _Noreturn void bad_attr(lua_State *L, const attr_reader *r, const dt_attr_spec *s, int arg, int i,
+                               const char *want) {
   const char *got = lua_type(L, i) == LUA_TNUMBER ? lua_tostring(L, i) : dtl_kind(L, i);
   if (arg) dtl_fail(L, "%s: argument %d (%s) must be %s, got %s", r->o->name, arg, s->name, want, got);
   dtl_fail(L, "%s: '%s' must be %s, got %s", r->o->name, s->name, want, got);
 }
 
-/* Reads the value at stack index i into spec k; a list given as numbers may take several. Returns how many stack slots it took.
- * arg is the argument's number for messages, 0 for a named one. */
+/* Reads the value at stack index i into spec k; a list given as numbers may take several. Returns how many stack slots
+ * it took. arg is the argument's number for messages, 0 for a named one. */
 static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int top) {
   const dt_attr_spec *s = &r->o->spec[k];
   dt_attr *a = r->attr + s->slot;
   if (r->given >> k & 1) dtl_fail(L, "%s: '%s' is given twice", r->o->name, s->name);
   r->given |= 1u << k;
   switch (s->kind) {
-  case 'i':
-    if (!dtl_is_int(L, i, &a->i)) bad_attr(L, r, s, arg, i, "a whole number");
-    return 1;
-  case 'f':
-    if (lua_type(L, i) != LUA_TNUMBER) bad_attr(L, r, s, arg, i, "a number");
-    a->f = lua_tonumber(L, i);
-    return 1;
-  case 'b':
-    if (lua_type(L, i) != LUA_TBOOLEAN) bad_attr(L, r, s, arg, i, "true or false");
-    a->i = lua_toboolean(L, i);
-    return 1;
-  case 'd':
-    if (lua_type(L, i) != LUA_TSTRING) bad_attr(L, r, s, arg, i, "a dtype's name such as \"f32\"");
-    a->i = dtl_dtype(L, r->o->name, arg, i);
-    return 1;
-  case 'p':
-    if (dtl_is_int(L, i, &a[0].i)) return a[1] = a[0], 1;
-    if (lua_type(L, i) != LUA_TTABLE || lua_rawlen(L, i) != 2) bad_attr(L, r, s, arg, i, "a whole number or a pair {a, b}");
-    for (int n = 0; n < 2; n++) {
-      lua_rawgeti(L, i, n + 1);
-      if (!dtl_is_int(L, -1, &a[n].i)) bad_attr(L, r, s, arg, lua_gettop(L), "a pair of whole numbers");
-      lua_pop(L, 1);
-    }
-    return 1;
+    case 'i':
+      if (!dtl_is_int(L, i, &a->i)) bad_attr(L, r, s, arg, i, "a whole number");
+      return 1;
+    case 'f':
+      if (lua_type(L, i) != LUA_TNUMBER) bad_attr(L, r, s, arg, i, "a number");
+      a->f = lua_tonumber(L, i);
+      return 1;
+    case 'b':
+      if (lua_type(L, i) != LUA_TBOOLEAN) bad_attr(L, r, s, arg, i, "true or false");
+      a->i = lua_toboolean(L, i);
+      return 1;
+    case 'd':
+      if (lua_type(L, i) != LUA_TSTRING) bad_attr(L, r, s, arg, i, "a dtype's name such as \"f32\"");
+      a->i = dtl_dtype(L, r->o->name, arg, i);
+      return 1;
+    case 'p':
+      if (dtl_is_int(L, i, &a[0].i)) return a[1] = a[0], 1;
+      if (lua_type(L, i) != LUA_TTABLE || lua_rawlen(L, i) != 2)
+        bad_attr(L, r, s, arg, i, "a whole number or a pair {a, b}");
+      for (int n = 0; n < 2; n++) {
+        lua_rawgeti(L, i, n + 1);
+        if (!dtl_is_int(L, -1, &a[n].i)) bad_attr(L, r, s, arg, lua_gettop(L), "a pair of whole numbers");
+        lua_pop(L, 1);
+      }
+      return 1;
   }
   /* a list */
   int64_t v;
@@ -109,7 +111,8 @@ static void read_table(lua_State *L, attr_reader *r, int *next, int arg, int i) 
   if (worst) unknown_attr(L, r->o, worst);
   bool list = *next < r->o->nspec && strchr("lp", r->o->spec[*next].kind);
   if (lua_rawlen(L, i) || (!named && list)) {
-    if (*next >= r->o->nspec) dtl_fail(L, "%s: argument %d is a list, but no attribute is left for it", r->o->name, arg);
+    if (*next >= r->o->nspec)
+      dtl_fail(L, "%s: argument %d is a list, but no attribute is left for it", r->o->name, arg);
     read_attr(L, r, (*next)++, arg, i, i);
   }
   for (int k = 0; named && k < r->o->nspec; k++) { /* in the spec's order */
@@ -136,14 +139,16 @@ static void read_attrs(lua_State *L, const dt_op_info *o, dt_attr *attr, int fir
   }
   for (int k = 0; k < o->nspec; k++)
     if (o->spec[k].required && !(r.given >> k & 1)) {
-      static const char *const want[] = {['i'] = "a whole number", ['f'] = "a number",         ['b'] = "true or false",
-                                         ['d'] = "a dtype",        ['p'] = "a number or pair", ['l'] = "a list of whole numbers"};
+      static const char *const want[] = {
+          ['i'] = "a whole number", ['f'] = "a number",         ['b'] = "true or false",
+          ['d'] = "a dtype",        ['p'] = "a number or pair", ['l'] = "a list of whole numbers"};
       dtl_fail(L, "%s: '%s' is missing; give %s", o->name, o->spec[k].name, want[(int)o->spec[k].kind]);
     }
 }
 
 /* ---- numbers beside tensors ---- */
-/* The dtype of a Lua number so that it does not widen the tensors beside it: td is their result dtype, -1 when there are none. */
+/* The dtype of a Lua number so that it does not widen the tensors beside it: td is their result dtype, -1 when there
+ * are none. */
 static int number_dtype(lua_State *L, int i, int td, bool dims) {
   if (lua_isboolean(L, i)) return td < 0 ? DT_BOOL : td;
   if (lua_isinteger(L, i) && (td < 0 || td == DT_BOOL)) return DT_I64;
@@ -152,10 +157,13 @@ static int number_dtype(lua_State *L, int i, int td, bool dims) {
   return dims && td < DT_F32 ? DT_F32 : td; /* a 16-bit tensor keeps its dtype beside an f32 scalar: no digits lost */
 }
 
-static double number_value(lua_State *L, int i) { return lua_isboolean(L, i) ? lua_toboolean(L, i) : lua_tonumber(L, i); }
+static double number_value(lua_State *L, int i) {
+  return lua_isboolean(L, i) ? lua_toboolean(L, i) : lua_tonumber(L, i);
+}
 
 /* ---- symbolic ---- */
-static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt_attr *attr, int like, int td, bool dims) {
+static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt_attr *attr, int like, int td,
+                          bool dims) {
   dt_err e = {0};
   dtl_symbol *s = dtl_to_symbol(L, like);
   dt_graph *g = dtl_symbol_graph(L, s);
@@ -182,7 +190,8 @@ static int apply_view(lua_State *L, int op, int i, dt_attr *a) {
   dt_err e = {0};
   dtl_tensor *t = dtl_to_tensor(L, i);
   const dt_type *in = &t->v.t;
-  dt_shape_ctx s = {.op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .attr = a, .e = &e, .opid = op};
+  dt_shape_ctx s = {
+      .op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .attr = a, .e = &e, .opid = op};
   DTL_TRY(L, &e, dt_op(op)->shape(&s));
   if (op == DT_OP_reshape) t = dtl_contiguous(L, i, -1);
   luaL_checkstack(L, s.nout + 8, "results");
@@ -247,7 +256,8 @@ static int call_list(lua_State *L, int op, int top) {
   const dt_op_info *o = dt_op(op);
   int64_t n = (int64_t)lua_rawlen(L, 1);
   dt_attr attr[DT_MAX_ATTR];
-  if (n > o->nin_max) dtl_fail(L, "%s: the list has %lld tensors; at most %d are taken", o->name, (long long)n, o->nin_max);
+  if (n > o->nin_max)
+    dtl_fail(L, "%s: the list has %lld tensors; at most %d are taken", o->name, (long long)n, o->nin_max);
   luaL_checkstack(L, (int)n + 16, o->name);
   dt_op_defaults(op, attr);
   read_attrs(L, o, attr, 2, top);
@@ -255,7 +265,8 @@ static int call_list(lua_State *L, int op, int top) {
   for (int k = 0; k < n; k++) {
     lua_rawgeti(L, 1, k + 1);
     at[k] = lua_gettop(L);
-    if (!is_operand(L, at[k])) dtl_fail(L, "%s: element %d of the list must be a tensor, got %s", o->name, k + 1, dtl_kind(L, at[k]));
+    if (!is_operand(L, at[k]))
+      dtl_fail(L, "%s: element %d of the list must be a tensor, got %s", o->name, k + 1, dtl_kind(L, at[k]));
   }
   return dtl_apply(L, op, at, (int)n, attr);
 }
@@ -273,7 +284,8 @@ static int call(lua_State *L, int op) {
   if (nin < o->nin_min) dtl_bad_arg(L, o->name, i, "a tensor or a number", i);
   while (i <= top && i <= o->nin_max && lua_isnil(L, i)) i++; /* optional inputs left out */
   if (i <= top && is_operand(L, i)) {
-    if (i > nin + 1 && i <= o->nin_max) dtl_fail(L, "%s: argument %d is a tensor after one that is nil; give the earlier one too", o->name, i);
+    if (i > nin + 1 && i <= o->nin_max)
+      dtl_fail(L, "%s: argument %d is a tensor after one that is nil; give the earlier one too", o->name, i);
     dtl_fail(L, "%s: argument %d is a tensor too many; the operation takes %d", o->name, i, o->nin_max);
   }
   dt_attr attr[DT_MAX_ATTR];
@@ -293,8 +305,8 @@ static int l_neg(lua_State *L) { return lua_settop(L, 1), call(L, DT_OP_neg); }
 /* Not from Lua: leaves (a graph makes them), communication (core.all_reduce...), and what only passes write. */
 static bool usable(int op) {
   const dt_op_info *o = dt_op(op);
-  return o->nin_max > 0 && !(o->flags & (OP_LEAF | OP_COMM)) && op != DT_OP_fused && op != DT_OP_accum_grad && op != DT_OP_assign &&
-         op != DT_OP_pack;
+  return o->nin_max > 0 && !(o->flags & (OP_LEAF | OP_COMM)) && op != DT_OP_fused && op != DT_OP_accum_grad &&
+         op != DT_OP_assign && op != DT_OP_pack;
 }
 
 static bool is_backward(const char *name) { return strstr(name, "_bwd") != NULL; }
@@ -346,7 +358,8 @@ static const dt_type *self_type(lua_State *L, const char *fn) {
 static int dim_at(lua_State *L, const char *fn, const dt_type *t, int i) {
   int64_t d = dtl_int(L, fn, i, i);
   if (d < -t->nd || d >= t->nd)
-    dtl_fail(L, "%s: dim %lld is outside a tensor of %d dims; they count from 0, or from -1 backwards", fn, (long long)d, t->nd);
+    dtl_fail(L, "%s: dim %lld is outside a tensor of %d dims; they count from 0, or from -1 backwards", fn,
+             (long long)d, t->nd);
   return (int)(d < 0 ? d + t->nd : d);
 }
 
@@ -417,7 +430,6 @@ int dtl_method(lua_State *L) {
 /* core.methods() -> the table of methods that tensors and symbols share, for the library to add to */
 static int l_methods(lua_State *L) { return dtl_push_methods(L), 1; }
 
-
 void dtl_push_methods(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &methods_key); }
 
 static void push_op(lua_State *L, int op) {
@@ -426,10 +438,16 @@ static void push_op(lua_State *L, int op) {
 }
 
 void dtl_open_op(lua_State *L) {
-  static const luaL_Reg fn[] = {{"ops", l_ops}, {"op", l_op}, {"methods", l_methods}, {"is_symbolic", l_is_symbolic}, {"is_tensor", l_is_tensor}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"shape", l_shape}, {"dim", l_dim}, {"numel", l_numel}, {"dtype", l_dtype}, {"size", l_size},
-                                    {"to", l_to}, {"transpose", l_transpose}, {"t", l_t}, {NULL, NULL}};
-  static const struct { const char *event; int op; } event[] = {
+  static const luaL_Reg fn[] = {
+      {"ops", l_ops}, {"op", l_op}, {"methods", l_methods}, {"is_symbolic", l_is_symbolic}, {"is_tensor", l_is_tensor},
+      {NULL, NULL}};
+  static const luaL_Reg method[] = {{"shape", l_shape},         {"dim", l_dim},   {"numel", l_numel},
+                                    {"dtype", l_dtype},         {"size", l_size}, {"to", l_to},
+                                    {"transpose", l_transpose}, {"t", l_t},       {NULL, NULL}};
+  static const struct {
+    const char *event;
+    int op;
+  } event[] = {
       {"__add", DT_OP_add}, {"__sub", DT_OP_sub}, {"__mul", DT_OP_mul}, {"__div", DT_OP_div}, {"__pow", DT_OP_pow}};
   luaL_setfuncs(L, fn, 0);
   lua_newtable(L);

@@ -1,7 +1,7 @@
 /* Compiling a traced graph into a plan, and what can be asked of a plan.
  *
- * Invariant: the plan owns the graph from compile on, also when compile fails; an executor that takes the plan owns it. What the
- * plan borrows (given initial values, constants) lives in its first user value. */
+ * Invariant: the plan owns the graph from compile on, also when compile fails; an executor that takes the plan owns
+ * it. What the plan borrows (given initial values, constants) lives in its first user value. */
 #include "dtl.h"
 
 dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i) {
@@ -25,8 +25,8 @@ static int mesh_size(const dt_mesh *m) {
   return n;
 }
 
-/* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =, clip_value =,
- * layout = plan, ranks = } */
+/* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =,
+ * clip_value =, layout = plan, ranks = } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -37,26 +37,35 @@ int dtl_compile(lua_State *L) {
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
   lua_settop(L, 2);
-  DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL}, {"comm_dtype", 'd', &comm, NULL},
-           {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL}, {"rows", 'i', &rows, NULL},
-           {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL}, {"clip", 'f', &clip, NULL},
-           {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL}, {"ranks", 'i', &ranks, NULL});
+  DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL},
+           {"comm_dtype", 'd', &comm, NULL}, {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL},
+           {"rows", 'i', &rows, NULL}, {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL},
+           {"clip", 'f', &clip, NULL}, {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL},
+           {"ranks", 'i', &ranks, NULL});
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
   if (comm != DT_F32 && comm != precision)
-    dtl_fail(L, "%s: gradients can travel as f32 or as %s, the precision, not as %s", fn, dt_dtype_name(precision), dt_dtype_name(comm));
+    dtl_fail(L, "%s: gradients can travel as f32 or as %s, the precision, not as %s", fn, dt_dtype_name(precision),
+             dt_dtype_name(comm));
   if (ranks != size)
-    dtl_fail(L, "%s: the graph's mesh has %d rank%s, but ranks = %lld; give core.graph the mesh of those ranks", fn, size,
-             size == 1 ? "" : "s", (long long)ranks);
+    dtl_fail(L, "%s: the graph's mesh has %d rank%s, but ranks = %lld; give core.graph the mesh of those ranks", fn,
+             size, size == 1 ? "" : "s", (long long)ranks);
   if (rank < 0) rank = size == 1 || dtl_ctx(L)->comm->rank >= size ? 0 : dtl_ctx(L)->comm->rank;
   if (rank >= size) dtl_fail(L, "%s: rank %lld is outside 0 to %d", fn, (long long)rank, size - 1);
   if (threads <= 0) threads = dtl_ctx(L)->threads;
   if (rows < 1) dtl_fail(L, "%s: rows must be at least 1, got %lld", fn, (long long)rows);
   if (!(bucket > 0) || !(first > 0)) dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
   if (train && b->g->level < DT_UPDATED) dtl_fail(L, "%s: a training plan needs g:grad() and g:update() first", fn);
-  dt_spec s = {.rank = (int)rank, .threads = (int)threads, .train = train, .precision = precision, .comm_dtype = comm,
-               .clip_norm = clip, .clip_value = clip_value, .bucket_bytes = (int64_t)(bucket * 1048576),
-               .first_bucket_bytes = (int64_t)(first * 1048576), .workspace = dt_ctx_workspace};
+  dt_spec s = {.rank = (int)rank,
+               .threads = (int)threads,
+               .train = train,
+               .precision = precision,
+               .comm_dtype = comm,
+               .clip_norm = clip,
+               .clip_value = clip_value,
+               .bucket_bytes = (int64_t)(bucket * 1048576),
+               .first_bucket_bytes = (int64_t)(first * 1048576),
+               .workspace = dt_ctx_workspace};
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
 
   dt_err e = {0};
@@ -137,8 +146,9 @@ static int p_outputs(lua_State *L) {
 }
 
 void dtl_open_plan(lua_State *L) {
-  static const luaL_Reg method[] = {{"text", p_text}, {"collectives", p_collectives}, {"memory", p_memory}, {"hash", p_hash},
-                                    {"flops", p_flops}, {"rows", p_rows}, {"unused", p_unused}, {"outputs", p_outputs}, {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"text", p_text}, {"collectives", p_collectives}, {"memory", p_memory},   {"hash", p_hash}, {"flops", p_flops},
+      {"rows", p_rows}, {"unused", p_unused},           {"outputs", p_outputs}, {NULL, NULL}};
   luaL_newmetatable(L, DTL_PLAN);
   lua_pushcfunction(L, plan_gc);
   lua_setfield(L, -2, "__gc");

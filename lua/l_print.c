@@ -1,5 +1,5 @@
-/* tostring of a concrete tensor: PyTorch's look. Values right-aligned, four decimals or whole numbers or powers of ten, and of
- * a tensor of over 1000 elements only three rows and columns at each end. Called by l_tensor.c. */
+/* tostring of a concrete tensor: PyTorch's look. Values right-aligned, four decimals or whole numbers or powers of
+ * ten, and of a tensor of over 1000 elements only three rows and columns at each end. Called by l_tensor.c. */
 #include <math.h>
 
 #include "dtl.h"
@@ -23,13 +23,19 @@ static void one(const form *f, const dt_view *v, int64_t at, char *buf, size_t n
 }
 
 /* Next shown index after i. */
-static int64_t step(const form *f, int64_t i, int64_t n) { return f->cut && n > 2 * EDGE && i == EDGE - 1 ? n - EDGE : i + 1; }
+static int64_t step(const form *f, int64_t i, int64_t n) {
+  return f->cut && n > 2 * EDGE && i == EDGE - 1 ? n - EDGE : i + 1;
+}
 
 /* Finds the form: the range of the shown values first, then their width. */
-typedef struct range { double lo, hi; bool whole, any; } range;
+typedef struct range {
+  double lo, hi;
+  bool whole, any;
+} range;
 static void survey(form *f, range *r, const dt_view *v, int dim, int64_t at) {
   if (dim < v->t.nd) {
-    for (int64_t i = 0; i < v->t.dim[dim]; i = step(f, i, v->t.dim[dim])) survey(f, r, v, dim + 1, at + i * v->stride[dim]);
+    for (int64_t i = 0; i < v->t.dim[dim]; i = step(f, i, v->t.dim[dim]))
+      survey(f, r, v, dim + 1, at + i * v->stride[dim]);
     return;
   }
   if (r) {

@@ -1,7 +1,8 @@
 /* The process as a script sees it: the context (communicator, threads, seed), ranks, signals, clock, terminal, files.
  *
- * Invariant: the context is opened once, at the first need, and closed when the process ends: an exit with a code other than 0
- * ends the whole job, so that no peer waits for this rank. Ranks, sizes and the clock are all that leaves this file. */
+ * Invariant: the context is opened once, at the first need, and closed when the process ends: an exit with a code
+ * other than 0 ends the whole job, so that no peer waits for this rank. Ranks, sizes and the clock are all that leaves
+ * this file. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -75,11 +76,13 @@ static int l_ctx(lua_State *L) {
   dt_err e = {0};
   int64_t threads = 0, seed = 0;
   DTL_OPTS(L, "core.ctx", 1, 1, {"threads", 'i', &threads, NULL}, {"seed", 'i', &seed, NULL});
-  if (threads < 0 || threads > 4096) dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
+  if (threads < 0 || threads > 4096)
+    dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
   if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
   else if (threads && threads != proc.ctx->threads)
-    dtl_fail(L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
-             proc.ctx->threads, (long long)threads, (long long)threads);
+    dtl_fail(
+        L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
+        proc.ctx->threads, (long long)threads, (long long)threads);
   proc.ctx->seed = proc.alone.seed = (uint64_t)seed;
   return 0;
 }
@@ -120,9 +123,7 @@ static int l_sleep(lua_State *L) {
 }
 
 /* ---- terminal and files ---- */
-static int l_isatty(lua_State *L) {
-  return lua_pushboolean(L, isatty((int)dtl_int(L, "core.isatty", 1, 1))), 1;
-}
+static int l_isatty(lua_State *L) { return lua_pushboolean(L, isatty((int)dtl_int(L, "core.isatty", 1, 1))), 1; }
 
 static int l_columns(lua_State *L) {
   struct winsize w = {0};
@@ -147,14 +148,13 @@ static int l_exists(lua_State *L) {
   return 1;
 }
 
-void dtl_script_set(const char *path) {
-  free(proc.script);
-  proc.script = path ? dt_xstrdup(path) : NULL;
-}
-
-/* core.script([path]): the script's path as given, nil when there is none. */
+/* core.script([path]): the script's path as given (path sets it), nil when there is none. */
 static int l_script(lua_State *L) {
-  if (!lua_isnoneornil(L, 1)) dtl_script_set(dtl_text(L, "core.script", 1, 1));
+  if (!lua_isnoneornil(L, 1)) {
+    const char *path = dtl_text(L, "core.script", 1, 1);
+    free(proc.script);
+    proc.script = dt_xstrdup(path);
+  }
   if (proc.script) return lua_pushstring(L, proc.script), 1;
   lua_getglobal(L, "arg"); /* a stock lua5.4 */
   if (lua_type(L, -1) != LUA_TTABLE) return lua_pushnil(L), 1;
@@ -163,16 +163,18 @@ static int l_script(lua_State *L) {
 }
 
 /* ---- version ---- */
-/* Where the MPI plug-in lies (the places of runtime/comm/world.c); NULL when it is not there. */
+/* Where the MPI plug-in lies: the places of runtime/comm/world.c; NULL when it is not there. */
 static const char *mpi_plugin(void) {
-  static char found[2200];
-  static const char *const rel[] = {"", "/..", "/../lib/dtrain", "/../../dtrain"};
-  char home[2][1024] = {"", ""};
+  static char found[4096];
+  static const char *const rel[] = {"", "/../lib/dtrain", "/../../dtrain"};
+  char home[3][1024] = {"", "", ""};
+  const char *knob = dt_env("DT_PLUGIN_DIR");
   Dl_info info;
-  ssize_t n = readlink("/proc/self/exe", home[0], sizeof home[0] - 1);
-  if (n > 0) home[0][n] = 0;
-  if (dladdr((void *)&proc, &info) && info.dli_fname) snprintf(home[1], sizeof home[1], "%s", info.dli_fname);
-  for (int i = 0; i < 2; i++) {
+  if (knob) snprintf(home[0], sizeof home[0], "%s/", knob);
+  ssize_t n = readlink("/proc/self/exe", home[1], sizeof home[1] - 1);
+  if (n > 0) home[1][n] = 0;
+  if (dladdr((void *)&proc, &info) && info.dli_fname) snprintf(home[2], sizeof home[2], "%s", info.dli_fname);
+  for (int i = 0; i < 3; i++) {
     char *slash = strrchr(home[i], '/');
     if (!slash) continue;
     *slash = 0;
@@ -184,18 +186,10 @@ static const char *mpi_plugin(void) {
   return NULL;
 }
 
-const char *dtl_version_text(void) {
-  static char text[4096];
-  const char *mpi = mpi_plugin();
-  snprintf(text, sizeof text, "dtrain %s\nkernels: %s\nMPI: %s%s\nCUDA: none\n%s\n", DT_VERSION, dt_cpu_isa(),
-           mpi ? "Open MPI plug-in " : "plug-in not found", mpi ? mpi : "", LUA_RELEASE);
-  return text;
-}
-
 static int l_version(lua_State *L) {
   lua_createtable(L, 0, 5);
-  const char *const kv[][2] = {{"version", DT_VERSION}, {"isa", dt_cpu_isa()}, {"mpi", mpi_plugin()}, {"cuda", "none"},
-                               {"lua", LUA_RELEASE}};
+  const char *const kv[][2] = {
+      {"version", DT_VERSION}, {"isa", dt_cpu_isa()}, {"mpi", mpi_plugin()}, {"cuda", "none"}, {"lua", LUA_RELEASE}};
   for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) {
     lua_pushstring(L, kv[i][1]);
     lua_setfield(L, -2, kv[i][0]);
@@ -205,10 +199,22 @@ static int l_version(lua_State *L) {
 
 void dtl_open_sys(lua_State *L) {
   static const luaL_Reg fn[] = {
-      {"ctx", l_ctx},         {"rank", l_rank},       {"size", l_size},       {"local_rank", l_local_rank},
-      {"local_size", l_local_size}, {"threads", l_threads}, {"stop_requested", l_stop_requested}, {"now", l_now},
-      {"sleep", l_sleep},     {"isatty", l_isatty},   {"columns", l_columns}, {"mkdir_p", l_mkdir_p},
-      {"exists", l_exists},   {"script", l_script},   {"version", l_version}, {NULL, NULL},
+      {"ctx", l_ctx},
+      {"rank", l_rank},
+      {"size", l_size},
+      {"local_rank", l_local_rank},
+      {"local_size", l_local_size},
+      {"threads", l_threads},
+      {"stop_requested", l_stop_requested},
+      {"now", l_now},
+      {"sleep", l_sleep},
+      {"isatty", l_isatty},
+      {"columns", l_columns},
+      {"mkdir_p", l_mkdir_p},
+      {"exists", l_exists},
+      {"script", l_script},
+      {"version", l_version},
+      {NULL, NULL},
   };
   luaL_setfuncs(L, fn, 0);
 }

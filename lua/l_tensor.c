@@ -1,7 +1,7 @@
 /* Concrete tensors: memory counted by its views, creation from Lua values, files, indexing and reading back.
  *
- * Invariant: a tensor box owns one count of its store; an empty box (store NULL) is what a failure leaves behind. Operations
- * never write into an existing tensor; only copy_ and t[i] = v do, and not into mapped files. */
+ * Invariant: a tensor box owns one count of its store; an empty box (store NULL) is what a failure leaves behind.
+ * Operations never write into an existing tensor; only copy_ and t[i] = v do, and not into mapped files. */
 #include <math.h>
 
 #include "dtl.h"
@@ -38,8 +38,8 @@ dtl_tensor *dtl_tensor_box(lua_State *L) {
   return t;
 }
 
-/* Lua's collector sees a few words a tensor: it is told of the memory behind them by full collections, each after as much
- * was allocated as is alive (and at least 64 MB). */
+/* Lua's collector sees a few words a tensor: it is told of the memory behind them by full collections, each after as
+ * much was allocated as is alive (and at least 64 MB). */
 static void collect(lua_State *L, size_t bytes) {
   mem.since += bytes;
   if (mem.since < ((size_t)64 << 20) || mem.since < mem.live) return;
@@ -123,8 +123,10 @@ dtl_tensor *dtl_check_tensor(lua_State *L, const char *fn, int arg, int i) {
   dtl_tensor *t = dtl_to_tensor(L, i);
   if (t) return t;
   if (dtl_to_symbol(L, i))
-    dtl_fail(L, "%s: argument %d is symbolic: it has a shape but no values while the script is traced; "
-                "only operations work on it", fn, arg);
+    dtl_fail(L,
+             "%s: argument %d is symbolic: it has a shape but no values while the script is traced; "
+             "only operations work on it",
+             fn, arg);
   dtl_bad_arg(L, fn, arg, "a tensor", i);
 }
 
@@ -161,10 +163,11 @@ static void nest_scan(lua_State *L, nest *n, int i, int depth) {
       if (depth == DT_MAX_DIM) dtl_fail(L, "%s: lists are nested more than %d deep", n->fn, DT_MAX_DIM);
       n->dim[n->nd++] = len;
     }
-    if (depth >= n->nd) dtl_fail(L, "%s: a list stands where a number stood before; all elements need the same depth", n->fn);
+    if (depth >= n->nd)
+      dtl_fail(L, "%s: a list stands where a number stood before; all elements need the same depth", n->fn);
     if (len != n->dim[depth])
-      dtl_fail(L, "%s: a list of %lld elements beside one of %lld at depth %d; a tensor needs equal lengths", n->fn, (long long)len,
-               (long long)n->dim[depth], depth + 1);
+      dtl_fail(L, "%s: a list of %lld elements beside one of %lld at depth %d; a tensor needs equal lengths", n->fn,
+               (long long)len, (long long)n->dim[depth], depth + 1);
     for (int64_t k = 1; k <= len; k++) {
       lua_rawgeti(L, i, k);
       nest_scan(L, n, lua_gettop(L), depth + 1);
@@ -270,9 +273,11 @@ static int l_arange(lua_State *L) {
   if (n > 0 && lua_type(L, n) == LUA_TSTRING) dtype = dtl_dtype(L, "arange", n, n), n--;
   bool whole = true;
   int64_t unused;
-  for (int i = 1; i <= n; i++) whole = (dtl_num(L, "arange", i, i), whole) && lua_isinteger(L, i) && dtl_is_int(L, i, &unused);
+  for (int i = 1; i <= n; i++)
+    whole = (dtl_num(L, "arange", i, i), whole) && lua_isinteger(L, i) && dtl_is_int(L, i, &unused);
   if (n < 1 || n > 3) dtl_fail(L, "arange: give (stop) or (start, stop[, step]), got %d numbers", n);
-  double start = n > 1 ? lua_tonumber(L, 1) : 0, stop = lua_tonumber(L, n > 1 ? 2 : 1), step = n > 2 ? lua_tonumber(L, 3) : 1;
+  double start = n > 1 ? lua_tonumber(L, 1) : 0, stop = lua_tonumber(L, n > 1 ? 2 : 1),
+         step = n > 2 ? lua_tonumber(L, 3) : 1;
   double count = ceil((stop - start) / step);
   if (!(step != 0) || !(count < 1e15)) dtl_fail(L, "arange: from %g to %g by %g is no finite range", start, stop, step);
   if (dtype < 0) dtype = whole ? DT_I64 : DT_F32;
@@ -313,15 +318,20 @@ static int l_tostring(lua_State *L) {
 }
 
 static void check_writable(lua_State *L, const char *fn, const dtl_tensor *t) {
-  if (t->store->readonly) dtl_fail(L, "%s: the tensor is mapped from a file and can't be written; write into t:copy()", fn);
+  if (t->store->readonly)
+    dtl_fail(L, "%s: the tensor is mapped from a file and can't be written; write into t:copy()", fn);
 }
 
 /* Writes a number or a tensor of the same shape into dst. */
 static void assign(lua_State *L, const char *fn, const dt_view *dst, int from) {
   if (lua_type(L, from) == LUA_TNUMBER || lua_type(L, from) == LUA_TBOOLEAN) {
-    union { int64_t i; double f; } one;
+    union {
+      int64_t i;
+      double f;
+    } one;
     put_element(L, from, &one, dst->t.dtype, 0);
-    if (dt_numel(&dst->t)) copy_dims(dst, &(dt_view){.p = &one, .t = dst->t}, 0, 0, 0); /* strides 0: the one element everywhere */
+    if (dt_numel(&dst->t))
+      copy_dims(dst, &(dt_view){.p = &one, .t = dst->t}, 0, 0, 0); /* strides 0: the one element everywhere */
     return;
   }
   dtl_tensor *s = dtl_check_tensor(L, fn, 2, from);
@@ -387,7 +397,8 @@ static int l_less(lua_State *L) {
     if (!t && lua_type(L, i + 1) == LUA_TNUMBER) x[i] = lua_tonumber(L, i + 1);
     else {
       t = dtl_check_tensor(L, "comparison", i + 1, i + 1);
-      if (dt_numel(&t->v.t) != 1) dtl_fail(L, "< and <= compare tensors of one element; use a:lt(b) or a:le(b) for each element");
+      if (dt_numel(&t->v.t) != 1)
+        dtl_fail(L, "< and <= compare tensors of one element; use a:lt(b) or a:le(b) for each element");
       x[i] = dt_get(t->v.p, t->v.t.dtype, 0);
     }
   }
@@ -409,7 +420,8 @@ static bool ends_with(const char *s, const char *end) {
   return n >= m && !strcmp(s + n - m, end);
 }
 
-/* core.load(path): .safetensors -> table of name -> tensor; .npy -> tensor. Mapped, so that nothing is read before it is used. */
+/* core.load(path): .safetensors -> table of name -> tensor; .npy -> tensor. Mapped, so that nothing is read before it
+ * is used. */
 static int l_load(lua_State *L) {
   dt_err e = {0};
   const char *path = dtl_text(L, "load", 1, 1);
@@ -420,7 +432,8 @@ static int l_load(lua_State *L) {
     DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &e));
     return 1;
   }
-  if (!ends_with(path, ".safetensors")) dtl_fail(L, "load: %s: know .safetensors and .npy; rename or convert the file", path);
+  if (!ends_with(path, ".safetensors"))
+    dtl_fail(L, "load: %s: know .safetensors and .npy; rename or convert the file", path);
   dtl_store *s = file_store(L);
   dtl_tensor *owner = lua_touserdata(L, -1);
   DTL_TRY(L, &e, dt_st_open(&s->st, path, &e));
@@ -432,7 +445,9 @@ static int l_load(lua_State *L) {
   return 1;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const dt_named *)a)->name, ((const dt_named *)b)->name); }
+static int by_name(const void *a, const void *b) {
+  return strcmp(((const dt_named *)a)->name, ((const dt_named *)b)->name);
+}
 
 /* core.save(path, tensor | table of name -> tensor) */
 static int l_save(lua_State *L) {
@@ -443,7 +458,8 @@ static int l_save(lua_State *L) {
     DTL_TRY(L, &e, dt_npy_write(path, &dtl_contiguous(L, 2, -1)->v, &e));
     return 0;
   }
-  if (!ends_with(path, ".safetensors")) dtl_fail(L, "save: %s: know .safetensors and .npy; choose one of these names", path);
+  if (!ends_with(path, ".safetensors"))
+    dtl_fail(L, "save: %s: know .safetensors and .npy; choose one of these names", path);
   if (lua_type(L, 2) != LUA_TTABLE) dtl_bad_arg(L, "save", 2, "a table of name -> tensor", 2);
   int n = 0;
   for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) n++;
@@ -461,8 +477,9 @@ static int l_save(lua_State *L) {
 }
 
 void dtl_open_tensor(lua_State *L) {
-  static const luaL_Reg fn[] = {{"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},   {"full", l_full}, {"rand", l_rand},
-                                {"randn", l_randn},   {"arange", l_arange}, {"load", l_load}, {"save", l_save}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},     {"full", l_full},
+                                {"rand", l_rand},     {"randn", l_randn}, {"arange", l_arange}, {"load", l_load},
+                                {"save", l_save},     {NULL, NULL}};
   static const luaL_Reg method[] = {{"item", l_item}, {"totable", l_totable}, {"copy_", l_copy_}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_getmetatable(L, DTL_TENSOR); /* made by l_op.c, with the operators */
@@ -470,7 +487,8 @@ void dtl_open_tensor(lua_State *L) {
   luaL_setfuncs(L, method, 0);
   lua_pushcclosure(L, l_index, 1);
   lua_setfield(L, -2, "__index");
-  static const luaL_Reg meta[] = {{"__gc", tensor_gc}, {"__tostring", l_tostring}, {"__newindex", l_newindex}, {"__len", l_len}, {NULL, NULL}};
+  static const luaL_Reg meta[] = {
+      {"__gc", tensor_gc}, {"__tostring", l_tostring}, {"__newindex", l_newindex}, {"__len", l_len}, {NULL, NULL}};
   luaL_setfuncs(L, meta, 0);
   for (int eq = 0; eq < 2; eq++) {
     lua_pushboolean(L, eq);

@@ -1,18 +1,45 @@
 /* The program `dtrain`: a Lua state with the embedded library, which holds the command line's verbs (stdlib/cmd.lua).
  *
- * Invariant: an uncaught error is printed once, as `file:line: what; what to do`, and ends the job on every rank: the exit
- * handler of l_sys.c aborts the communicator for any exit code but 0. */
+ * Invariant: an uncaught error is printed once, as `file:line: what; what to do`, and ends the job on every rank: the
+ * exit handler of l_sys.c aborts the communicator for any exit code but 0. */
 #include <editline/readline.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "dtl.h"
 
-static const char *prefix(char *buf, size_t n) {
+/* This process's rank in a job of several, also before MPI has started; -1 when it is alone. */
+static int rank_of_several(void) {
   dt_ctx *c = dtl_ctx_now();
   const char *rank = dt_env("OMPI_COMM_WORLD_RANK"), *size = dt_env("OMPI_COMM_WORLD_SIZE");
-  *buf = 0;
-  if (c && c->comm->size > 1) snprintf(buf, n, "rank %d: ", c->comm->rank);
-  else if (!c && rank && size && strcmp(size, "1")) snprintf(buf, n, "rank %s: ", rank); /* before MPI has started */
-  return buf;
+  if (c) return c->comm->size > 1 ? c->comm->rank : -1;
+  return rank && size && strcmp(size, "1") ? atoi(rank) : -1;
+}
+
+static volatile sig_atomic_t ended;
+static void on_end(int sig) {
+  (void)sig;
+  ended = 1;
+}
+
+/* An error that all ranks share is told by the first: the others wait a moment, and mpirun's SIGCONT, which precedes the
+ * end of a failed job, says that it has been told. */
+static bool told_already(int rank) {
+  if (rank <= 0) return false;
+  struct timespec moment = {0, 600000000};
+  signal(SIGTERM, SIG_DFL);
+  signal(SIGCONT, on_end);
+  while (!ended && nanosleep(&moment, &moment)) continue;
+  return ended;
+}
+
+static void tell(const char *text) {
+  int rank = rank_of_several();
+  if (told_already(rank)) return;
+  fflush(stdout);
+  if (rank >= 0) fprintf(stderr, "rank %d: %s\n", rank, text);
+  else fprintf(stderr, "%s\n", text);
 }
 
 /* Makes the message; with DT_TRACEBACK=1 it has the stack of calls. */
@@ -33,7 +60,7 @@ static int l_readline(lua_State *L) {
   return 1;
 }
 
-/* Arguments: the list of words after the program's name. Returns the exit code that the verb gives (nil and true: 0). */
+/* Protected; argument: argv. Returns the exit code that the verb gives (nil and true: 0). */
 static int run(lua_State *L) {
   char **argv = lua_touserdata(L, 1);
   int n = 0;
@@ -59,17 +86,7 @@ static int run(lua_State *L) {
 }
 
 int main(int argc, char **argv) {
-  if (argc == 2 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version"))) {
-    fputs(dtl_version_text(), stdout);
-    return 0;
-  }
-  for (int i = 1; i < argc; i++) {
-    size_t n = strlen(argv[i]);
-    if (n > 4 && !strcmp(argv[i] + n - 4, ".lua")) {
-      dtl_script_set(argv[i]);
-      break;
-    }
-  }
+  (void)argc;
   lua_State *L = luaL_newstate();
   if (!L) return fputs("dtrain: no memory for a Lua state; free memory on this host\n", stderr), 1;
   dtl_signals();
@@ -78,12 +95,8 @@ int main(int argc, char **argv) {
   lua_pushlightuserdata(L, argv);
   int code = 1;
   if (lua_pcall(L, 1, 1, 1) == LUA_OK) code = (int)lua_tointeger(L, -1);
-  else {
-    char buf[64];
-    const char *text = lua_tostring(L, -1);
-    fflush(stdout);
-    fprintf(stderr, "%s%s\n", prefix(buf, sizeof buf), text ? text : "error in the error handler");
-  }
-  if (code == 0 || !dtl_ctx_now() || dtl_ctx_now()->comm->size == 1) lua_close(L); /* else the exit handler ends the job first */
+  else tell(lua_isstring(L, -1) ? lua_tostring(L, -1) : "error in the error handler");
+  if (code == 0 || !dtl_ctx_now() || dtl_ctx_now()->comm->size == 1)
+    lua_close(L); /* else the exit handler ends the job first */
   exit(code);
 }

@@ -4,6 +4,7 @@
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local jobs = require "dtrain.job"
+local modules = require "dtrain.nn.module"
 local schedule = require "dtrain.optim.schedule"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
@@ -89,7 +90,7 @@ function M.new(job)
   self.step_number = self.start
   self.loader = loader_of(job, job.data.train, self.start, false)
   for _, m in ipairs(trace.modules(job)) do
-    m[2]:each_parameter(function(_, p) p.engine = self end)
+    modules.base.each_parameter(m[2], function(_, p) p.engine = self end)
   end
   return self
 end
@@ -224,6 +225,6 @@ function Engine:store(p, tensor)
 end
 
 --- Name -> concrete tensor of parameters and buffers.
-function Engine:state() return self.job.model:state() end
+function Engine:state() return modules.base.state(self.job.model) end
 
 return M

@@ -33,9 +33,11 @@ return function(f, model, ...)
   local entries
   local loss_of = function()
     if M.is(model) then
-      for _, item in ipairs(model:list()) do item.parameter:concrete() end
+      M.base.each_parameter(model, function(_, p) p:concrete() end)
       trace.declare(graph, model, s.symbols, "")
-      model:each_parameter(function(name, p) if p.type == "buffer" then buffers[#buffers + 1] = { name, p } end end)
+      M.base.each_parameter(model, function(name, p)
+        if p.type == "buffer" then buffers[#buffers + 1] = { name, p } end
+      end)
     elseif type(model) == "table" then
       handed = {}
       for name, x in util.sorted(model) do

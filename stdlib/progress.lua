@@ -8,6 +8,23 @@ Progress.__index = Progress
 
 local M = {}
 
+-- Whether standard output ends in a terminal. Open MPI gives each rank a pseudo-terminal of its own; what counts then
+-- is where mpirun's output goes: to a file of the devpts file system, or not (Linux's /proc tells).
+local function on_terminal()
+  if not core.isatty(1) then return false end
+  if not os.getenv "OMPI_COMM_WORLD_SIZE" then return true end
+  local function read(path)
+    local file <close> = io.open(path)
+    return file and file:read("a") or ""
+  end
+  local parent = read("/proc/self/stat"):match("%) %a (%d+)")
+  local mount = read("/proc/" .. (parent or "self") .. "/fdinfo/1"):match("mnt_id:%s*(%d+)")
+  for line in read("/proc/self/mountinfo"):gmatch("[^\n]+") do
+    if line:match("^%d+") == mount then return line:find(" - devpts ", 1, true) ~= nil end
+  end
+  return false
+end
+
 -- 12345 -> "12.3k"
 local function short(n)
   for _, u in ipairs { { 1e9, "G" }, { 1e6, "M" }, { 1e3, "k" } } do
@@ -39,7 +56,7 @@ function M.new(engine)
   local self = setmetatable({ engine = engine, on = core.rank() == 0, quiet = options.quiet,
     verbose = options.verbose }, Progress)
   if not self.on then return self end
-  self.live = not self.quiet and not self.verbose and core.isatty(1)
+  self.live = not self.quiet and not self.verbose and on_terminal()
   self.every = self.verbose and 1 or engine.job.log_every or round_up(engine.steps / 20)
   self.begin = core.now()
   self.last_time, self.last_step = self.begin, engine.start

@@ -10,7 +10,7 @@ local trace = {}
 --- Declares every parameter and buffer of a module in the graph; symbols[parameter] = symbol. group(name) ->
 --- optimizer group.
 function trace.declare(graph, module, symbols, prefix, group)
-  module:each_parameter(function(name, p)
+  M.base.each_parameter(module, function(name, p)
     name = prefix .. name
     if symbols[p] then return end
     if p.type == "buffer" then

@@ -2,13 +2,14 @@
 local core = require "dtrain.core"
 local engines = require "dtrain.engine"
 local memory = require "dtrain.memory"
+local modules = require "dtrain.nn.module"
 local progress = require "dtrain.progress"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
 
 local function introduce(engine, show)
   local job, parameters = engine.job, 0
-  for _, m in ipairs(trace.modules(job)) do parameters = parameters + m[2]:count() end
+  for _, m in ipairs(trace.modules(job)) do parameters = parameters + modules.base.count(m[2]) end
   local ranks, threads = core.size(), core.threads()
   local micro = job:rows(ranks)
   show:say("%s parameters, %d rank%s x %d thread%s, batch %d%s, %d steps%s", util.commas(parameters), ranks,

@@ -122,10 +122,7 @@ const dt_kernel K(kernel_attention_bwd) = {.run = run_backward, .workspace = bac
 
 #else /* ---- once for float, once for double ---- */
 
-#define NR F(K_NR)
-#define VL F(K_LANES)
-typedef T F(vec) __attribute__((vector_size(K_VB), aligned(sizeof(T)), may_alias));
-#define V F(vec)
+#include "vec.h"
 
 /* carves `n` elements off the workspace; with ws NULL only counts */
 static T *F(take)(char **ws, size_t *bytes, int64_t n) {
@@ -206,9 +203,9 @@ static void F(close_row)(T *p, int64_t n, T fill) {
 }
 static T F(row_max)(const T *p, int64_t n) { /* n > 0, a multiple of VL */
   typedef F(k_lane) I __attribute__((vector_size(K_VB)));
-  V m = *(const V *)p;
+  V m = F(ld)(p);
   for (int64_t j = VL; j < n; j += VL) {
-    V x = *(const V *)(p + j);
+    V x = F(ld)(p + j);
     I gt = x > m;
     m = (V)(((I)x & gt) | ((I)m & ~gt));
   }
@@ -218,7 +215,7 @@ static T F(row_max)(const T *p, int64_t n) { /* n > 0, a multiple of VL */
 }
 static T F(row_sum)(const T *p, int64_t n) {
   V s = {0};
-  for (int64_t j = 0; j < n; j += VL) s += *(const V *)(p + j);
+  for (int64_t j = 0; j < n; j += VL) s += F(ld)(p + j);
   T r = 0;
   for (int l = 0; l < VL; l++) r += s[l];
   return r;
@@ -398,8 +395,4 @@ static void F(backward_strip)(const att *a, int64_t unit, char *ws) {
   F(backward_keys)(a, &f, b, h / (a->H / a->Hk), 0, seen(a, K_MIN(a->T_, (s + 1) * ROWS) - 1), WANT_Q);
   F(backward_one)(a, &f, b, h, s, WANT_Q);
 }
-
-#undef NR
-#undef VL
-#undef V
 #endif

@@ -1,8 +1,8 @@
 /* Dropout: an element is dropped with probability p, kept ones are divided by 1 - p.
  *
- * The mask is a function of (seed, step, key, global sample, element of the sample) alone, by Philox: it is the same in the
- * backward pass, and whichever rank, microbatch or thread holds the sample. Number 4g + j of a sample is word j of Philox
- * at counter (sample, g). Called through the op table. */
+ * The mask is a function of (seed, step, key, global sample, element of the sample) alone, by Philox: it is the same
+ * in the backward pass, and whichever rank, microbatch or thread holds the sample. Number 4g + j of a sample is word j
+ * of Philox at counter (sample, g). Called through the op table. */
 #ifndef T
 #include "k.h"
 

@@ -6,9 +6,6 @@
 #include "gemm.h"
 #include "m.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
 enum { SMALL = 150000 /* multiply-adds that one thread does in less time than waking others pays for */ };
 
 #define K_TEMPLATE "gemm.c"
@@ -66,25 +63,18 @@ void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws) {
 
 #else /* ---- once for float, once for double ---- */
 
-#define NR F(K_NR)
-#define VL (K_VB / (int)sizeof(T))
-typedef T F(vec) __attribute__((vector_size(K_VB)));
-typedef T F(vecu) __attribute__((vector_size(K_VB), aligned(sizeof(T)), may_alias));
-#define V F(vec)
-
-INLINE V F(ld)(const T *p) { return *(const F(vecu) *)p; }
-INLINE void F(st)(T *p, V v) { *(F(vecu) *)p = v; }
+#include "vec.h"
 
 /* ---- the register tile ---- */
 
-INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int64_t cs, const T *restrict b, T *c,
+K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int64_t cs, const T *restrict b, T *c,
                       int64_t ldc, bool acc, const T *bias) {
   V s[K_MR][2];
-  UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = (V){0};
+  K_UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = (V){0};
 #pragma GCC unroll 4
   for (int64_t p = 0; p < k; p++) {
     V b0 = F(ld)(b), b1 = F(ld)(b + VL);
-    UNROLL for (int i = 0; i < rows; i++) {
+    K_UNROLL for (int i = 0; i < rows; i++) {
       V x = a[i * rs] - (V){0}; /* minus zero: a plain broadcast */
       s[i][0] += x * b0, s[i][1] += x * b1;
     }
@@ -92,12 +82,12 @@ INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int6
   }
   if (bias) {
     V b0 = F(ld)(bias), b1 = F(ld)(bias + VL);
-    UNROLL for (int i = 0; i < rows; i++) s[i][0] += b0, s[i][1] += b1;
+    K_UNROLL for (int i = 0; i < rows; i++) s[i][0] += b0, s[i][1] += b1;
   }
   if (acc) {
-    UNROLL for (int i = 0; i < rows; i++) s[i][0] += F(ld)(c + i * ldc), s[i][1] += F(ld)(c + i * ldc + VL);
+    K_UNROLL for (int i = 0; i < rows; i++) s[i][0] += F(ld)(c + i * ldc), s[i][1] += F(ld)(c + i * ldc + VL);
   }
-  UNROLL for (int i = 0; i < rows; i++) F(st)(c + i * ldc, s[i][0]), F(st)(c + i * ldc + VL, s[i][1]);
+  K_UNROLL for (int i = 0; i < rows; i++) F(st)(c + i * ldc, s[i][0]), F(st)(c + i * ldc + VL, s[i][1]);
 }
 
 void KF(tile)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, T *c, int64_t ldc, bool acc,
@@ -121,7 +111,7 @@ void KF(tile)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *
 /* ---- packing ---- */
 
 /* VL elements of a float dtype as T */
-INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
+K_INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
   if (dtype == DT_BF16 || dtype == DT_F16) {
     const uint16_t *h = (const uint16_t *)p + i;
     V v;
@@ -131,56 +121,18 @@ INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
   return F(ld)((const T *)p + i);
 }
 
-/* Transposes the square of VL vectors: for each power of two s, lanes l (with bit s) of vector i (without) change places
- * with lanes l - s of vector i + s. */
-#define LO(l, s) ((l) & (s) ? VL + (l) - (s) : (l))
-#define HI(l, s) ((l) & (s) ? VL + (l) : (l) + (s))
-#define L2(f, l, s) f(l, s), f(l + 1, s)
-#define L4(f, l, s) L2(f, l, s), L2(f, l + 2, s)
-#define L8(f, l, s) L4(f, l, s), L4(f, l + 4, s)
-#define L16(f, l, s) L8(f, l, s), L8(f, l + 8, s)
-#if F(K_LANES) == 2
-#define LIST(f, s) L2(f, 0, s)
-#elif F(K_LANES) == 4
-#define LIST(f, s) L4(f, 0, s)
-#elif F(K_LANES) == 8
-#define LIST(f, s) L8(f, 0, s)
-#else
-#define LIST(f, s) L16(f, 0, s)
-#endif
-#define EXCHANGE(s)                                          \
-  UNROLL for (int i = 0; i < VL; i++) if (!(i & s)) {        \
-    V x = v[i], y = v[i + s];                                \
-    v[i] = __builtin_shuffle(x, y, (VI){LIST(LO, s)});       \
-    v[i + s] = __builtin_shuffle(x, y, (VI){LIST(HI, s)});   \
-  }
-INLINE void F(transpose)(V *v) {
-  typedef F(k_lane) VI __attribute__((vector_size(K_VB)));
-#if F(K_LANES) > 8
-  EXCHANGE(8)
-#endif
-#if F(K_LANES) > 4
-  EXCHANGE(4)
-#endif
-#if F(K_LANES) > 2
-  EXCHANGE(2)
-#endif
-  EXCHANGE(1)
-}
-#undef LIST
-
 /* columns contiguous in k: n whole columns, k a multiple of VL */
-INLINE void F(pack_t)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t ns) {
+K_INLINE void F(pack_t)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t ns) {
   for (int64_t p = 0; p < k; p += VL)
-    UNROLL for (int h = 0; h < 2; h++) {
+    K_UNROLL for (int h = 0; h < 2; h++) {
       V v[VL];
-      UNROLL for (int j = 0; j < VL; j++) v[j] = h * VL + j < n ? F(ld_as)(src, dtype, (h * VL + j) * ns + p) : (V){0};
+      K_UNROLL for (int j = 0; j < VL; j++) v[j] = h * VL + j < n ? F(ld_as)(src, dtype, (h * VL + j) * ns + p) : (V){0};
       F(transpose)(v);
-      UNROLL for (int j = 0; j < VL; j++) F(st)(dst + (p + j) * NR + h * VL, v[j]);
+      K_UNROLL for (int j = 0; j < VL; j++) F(st)(dst + (p + j) * NR + h * VL, v[j]);
     }
 }
 /* rows contiguous in n: whole rows */
-INLINE void F(pack_n)(T *dst, const void *src, int dtype, int64_t k, int64_t ks) {
+K_INLINE void F(pack_n)(T *dst, const void *src, int dtype, int64_t k, int64_t ks) {
   for (int64_t p = 0; p < k; p++)
     for (int h = 0; h < 2; h++) F(st)(dst + p * NR + h * VL, F(ld_as)(src, dtype, p * ks + h * VL));
 }
@@ -238,7 +190,7 @@ static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_
       T *d = dst + i * kc + p * K_MR;
       if (mc - i >= K_MR)
         for (int q = 0; q < np; q++)
-          UNROLL for (int r = 0; r < K_MR; r++) d[q * K_MR + r] = from[q][i + r];
+          K_UNROLL for (int r = 0; r < K_MR; r++) d[q * K_MR + r] = from[q][i + r];
       else
         for (int q = 0; q < np; q++)
           for (int r = 0; r < mc - i; r++) d[q * K_MR + r] = from[q][i + r];
@@ -255,7 +207,7 @@ typedef struct F(ahead) {
   const char *p;
   int64_t step, left, each, lines, line;
 } F(ahead);
-INLINE F(ahead) F(ahead_of)(const k_gemm *g, int64_t p0, int64_t j, int64_t kc, int64_t n1, int64_t tiles) {
+K_INLINE F(ahead) F(ahead_of)(const k_gemm *g, int64_t p0, int64_t j, int64_t kc, int64_t n1, int64_t tiles) {
   const int64_t z = (int64_t)dt_dtype_size(g->b.dtype);
   F(ahead) f = {0};
   if (j >= n1) return f;
@@ -267,7 +219,7 @@ INLINE F(ahead) F(ahead_of)(const k_gemm *g, int64_t p0, int64_t j, int64_t kc, 
   f.each = (f.left + tiles - 1) / tiles;
   return f;
 }
-INLINE void F(fetch)(F(ahead) *f) {
+K_INLINE void F(fetch)(F(ahead) *f) {
   for (int64_t q = K_MIN(f->each, f->left); q > 0; q--) {
     __builtin_prefetch(f->p + f->line * 64, 0, 3);
     f->left--;
@@ -337,8 +289,4 @@ void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t 
     }
   }
 }
-
-#undef NR
-#undef VL
-#undef V
 #endif

@@ -38,6 +38,8 @@ typedef int64_t k_lane_f64;
 /* in a template: the exported name of the instance for T */
 #define KF_(name) K(name)
 #define KF(name) KF_(F(name))
+#define K_INLINE static inline __attribute__((always_inline, unused))
+#define K_UNROLL _Pragma("GCC unroll 16")
 static inline int64_t k_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /* element (i, j) is p[i * rs + j * cs] */

@@ -1,8 +1,9 @@
-/* What the CPU kernels share. Every file of kernels/cpu/ is compiled once per instruction set with -DK_ISA=<name>; K(name)
- * gives each symbol that leaves a file the set's suffix, so that the copies live side by side in one binary.
+/* What the CPU kernels share. Every file of kernels/cpu/ is compiled once per instruction set with -DK_ISA=<name>;
+ * K(name) gives each symbol that leaves a file the set's suffix, so that the copies live side by side in one binary.
  *
- * Invariant: a run() allocates nothing and results do not depend on the number of threads: work is cut at places fixed by
- * the shapes, and partial results are joined in a fixed order. 16-bit floats are read into f32, computed, and rounded once.
+ * Invariant: a run() allocates nothing and results do not depend on the number of threads: work is cut at places fixed
+ * by the shapes, and partial results are joined in a fixed order. 16-bit floats are read into f32, computed, and rounded
+ * once.
  *
  * A kernel of the op table is written
  *     const dt_kernel K(kernel_softmax) = {.run = run, .workspace = workspace};
@@ -42,9 +43,9 @@ void K(table)(dt_kernel t[DT_NOPS]);        /* fill the op table */
 static inline size_t k_csize(int dtype) { return dtype == DT_F64 ? 8 : 4; }
 static inline size_t k_round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-/* ---- parallel for: fn(ctx, begin, end, part) over pieces of [0, n), at most one a thread. A piece holds `grain` items or
- * more (choose about 20 us of work), so that tiny work stays on the caller with no call of the pool. Cuts depend on the
- * number of threads: what fn computes for one item must not. ---- */
+/* ---- parallel for: fn(ctx, begin, end, part) over pieces of [0, n), at most one a thread. A piece holds `grain`
+ * items or more (choose about 20 us of work), so that tiny work stays on the caller with no call of the pool. Cuts
+ * depend on the number of threads: what fn computes for one item must not. ---- */
 typedef void k_fn(void *ctx, int64_t begin, int64_t end, int part);
 typedef struct k_par_ctx {
   k_fn *fn;
@@ -80,25 +81,27 @@ void K(store_f64)(void *p, int dtype, int64_t stride, const double *src, int64_t
 void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t n); /* floats truncate */
 /* one id of a dtype u8, i32, i64 */
 static inline int64_t k_id(const void *p, int dtype, int64_t i) {
-  return dtype == DT_I64 ? ((const int64_t *)p)[i] : dtype == DT_I32 ? ((const int32_t *)p)[i] : ((const uint8_t *)p)[i];
+  if (dtype == DT_I64) return ((const int64_t *)p)[i];
+  return dtype == DT_I32 ? ((const int32_t *)p)[i] : ((const uint8_t *)p)[i];
 }
 static inline void *k_at(const void *p, int dtype, int64_t i) {
   return (char *)(uintptr_t)p + i * (int64_t)dt_dtype_size(dtype);
 }
 
 /* ---- iteration spaces: drops dims of 1 and joins dims that every one of the n operands walks as one. stride[k][d] is
- * operand k's; both arrays are rewritten; returns the number of dims left (at least 1; a scalar space becomes dim {1}) ---- */
+ * operand k's; both arrays are rewritten; returns the number of dims left (at least 1; a scalar space becomes dim {1})
+ * ---- */
 int K(collapse)(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]);
 /* strides of `v` broadcast to the nd dims of a space (0 where it repeats) */
 void K(broadcast_strides)(const dt_view *v, int nd, const int64_t *dim, int64_t *stride);
-/* dst[...] = src[...] over the same shape, any strides (a src stride may be 0); converts when dtypes differ; in parallel */
+/* dst[...] = src[...] over the same shape, any strides (a src stride may be 0); converts when dtypes differ; in
+ * parallel */
 void K(copy_view)(dt_pool *pool, const dt_view *dst, const dt_view *src);
 
-/* ---- the vector machine (vm.c) ----
- * A program analysed for given operands; the memory of `in` ([vm->nin]) and `out` ([vm->nout]) stays where it is while the
- * analysis lives. Outputs may be the same memory as inputs, element for element. vm_range runs it over elements
- * [begin, end) of vm->space in row-major order, on the calling thread, and needs no workspace: a product's epilogue calls
- * it for each block of rows with [r0 * N, r1 * N). */
+/* ---- the vector machine (vm.c) ---- A program analysed for given operands; the memory of `in` ([vm->nin]) and `out`
+ * ([vm->nout]) stays where it is while the analysis lives. Outputs may be the same memory as inputs, element for
+ * element. vm_range runs it over elements [begin, end) of vm->space in row-major order, on the calling thread, and
+ * needs no workspace: a product's epilogue calls it for each block of rows with [r0 * N, r1 * N). */
 typedef struct k_vm k_vm;
 k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out);
 void K(vm_free)(k_vm *v);

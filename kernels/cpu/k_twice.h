@@ -1,5 +1,5 @@
-/* Includes the file named by K_TEMPLATE once for float and once for double. In there T is the type, F(name) the name with
- * its suffix, K_LOAD / K_STORE the row conversions to and from T. */
+/* Includes the file named by K_TEMPLATE once for float and once for double. In there T is the type, F(name) the name
+ * with its suffix, K_LOAD / K_STORE the row conversions to and from T. */
 #define T float
 #define F(name) name##_f32
 #define K_LOAD K(load_f32)

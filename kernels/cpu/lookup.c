@@ -1,7 +1,7 @@
 /* Kernels that follow indices: embedding, gather, scatter_add, one_hot. All tensors are contiguous but where said.
  *
- * An index out of range reads nothing: it gives NaN (integers: 0) where a value is looked up, and adds nothing where one is
- * added. Sums run over the indices in their order for every element of the output, whatever the threads. */
+ * An index out of range reads nothing: it gives NaN (integers: 0) where a value is looked up, and adds nothing where
+ * one is added. Sums run over the indices in their order for every element of the output, whatever the threads. */
 #ifndef T
 #include "k.h"
 #include "m.h"
@@ -77,7 +77,8 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int part) {
   const dt_type *t = &q->id->t;
   const int last = t->nd - 1, dtype = q->x->t.dtype;
   const size_t size = dt_dtype_size(dtype);
-  const int64_t n = q->d, sd = last < 0 ? 0 : q->x->stride[q->dim], sl = last < 0 || q->dim == last ? 0 : q->x->stride[last];
+  const int64_t n = q->d, sd = last < 0 ? 0 : q->x->stride[q->dim];
+  const int64_t sl = last < 0 || q->dim == last ? 0 : q->x->stride[last];
   for (int64_t r = begin; r < end; r++) {
     int64_t base = 0;
     for (int64_t d = last - 1, k = r; d >= 0; k /= t->dim[d--])
@@ -163,7 +164,8 @@ static void F(scatter)(void *ctx, int64_t begin, int64_t end, int part) {
   const dt_type *t = &q->y->t;
   const int nd = t->nd, dtype = t->dtype;
   T *line = (T *)(void *)(q->buf + (size_t)part * k_round64((size_t)q->d * sizeof(double)));
-  const int64_t sy = nd ? q->y->stride[q->dim] : 1, si = nd ? q->id->stride[q->dim] : 1, sx = nd ? q->x->stride[q->dim] : 1;
+  const int64_t sy = nd ? q->y->stride[q->dim] : 1, si = nd ? q->id->stride[q->dim] : 1;
+  const int64_t sx = nd ? q->x->stride[q->dim] : 1;
   for (int64_t r = begin; r < end; r++) {
     int64_t yo = 0, io = 0, xo = 0;
     bool inside = true;

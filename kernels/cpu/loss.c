@@ -1,8 +1,8 @@
 /* Cross-entropy of logits [rows, classes] against class labels [rows], forward and backward.
  *
- * Rows whose label is ignore_index count for nothing. Any other label outside 0..classes-1 makes the loss NaN (the executor
- * reports a loss that is not finite) and touches no memory outside the row. Losses of rows are kept in f64 and added in
- * order, so the result does not depend on threads. Called through the op table. */
+ * Rows whose label is ignore_index count for nothing. Any other label outside 0..classes-1 makes the loss NaN (the
+ * executor reports a loss that is not finite) and touches no memory outside the row. Losses of rows are kept in f64
+ * and added in order, so the result does not depend on threads. Called through the op table. */
 #ifndef T
 #include "k.h"
 #include "m.h"

@@ -1,11 +1,12 @@
 /* Elementary functions for the CPU kernels: m_exp(x), m_log(x) ... pick the float or the double version by x's type.
  *
- * The float versions are branch-free straight code, so that gcc vectorises a loop over them for any instruction set. Their
- * error is at most 3e-7 relative (tests/c/test_kernels_a.c measures it); infinities, NaN, zeros and denormals give what C's
- * functions give. The double versions are libm's. No -ffast-math here: rounding constants rely on strict order.
+ * The float versions are branch-free straight code, so that gcc vectorises a loop over them for any instruction set.
+ * Their error is at most 3e-7 relative (tests/c/test_kernels_a.c measures it); infinities, NaN, zeros and denormals
+ * give what C's functions give. The double versions are libm's. No -ffast-math here: rounding constants rely on strict
+ * order.
  *
- * Sources: exp, sin, cos, small tanh: polynomials of Cephes (Moshier); log: the form of FreeBSD's e_logf.c; erf: a minimax
- * pair after N. Juffa. */
+ * Sources: exp, sin, cos, small tanh: polynomials of Cephes (Moshier); log: the form of FreeBSD's e_logf.c; erf: a
+ * minimax pair after N. Juffa. */
 #ifndef DT_M_H
 #define DT_M_H
 #include <math.h>
@@ -183,8 +184,8 @@ M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
 #define m_gelu_tanh_bwd(x, y) M_PICK_(m_gelu_tanh_bwd, x)(x, y)
 #define m_silu_bwd(x, y) M_PICK_(m_silu_bwd, x)(x, y)
 
-/* a times the derivative at b of x s(z), s the logistic function, z = 2 sqrt(2/pi) (x + 0.044715 x^3); outside +-30 it is
- * 0 or 1, and the bound keeps x^2 finite */
+/* a times the derivative at b of x s(z), s the logistic function, z = 2 sqrt(2/pi) (x + 0.044715 x^3); outside +-30 it
+ * is 0 or 1, and the bound keeps x^2 finite */
 #define M_BWD_(T, suffix)                                                                  \
   M_FN T m_gelu_tanh_bwd_##suffix(T a, T b) {                                              \
     T x = b > 30 ? 30 : b;                                                                 \

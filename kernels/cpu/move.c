@@ -1,5 +1,6 @@
 /* Data movement: copies between views of any strides, concat, pad, arange, assign. copy_view is the one mechanism; the
- * kernels only say which part of the output an input goes to. Called through the op table; copy_view by other kernels. */
+ * kernels only say which part of the output an input goes to. Called through the op table; copy_view by other kernels.
+ * */
 #include "k.h"
 
 enum { TILE = 16, SEGMENT = 16384 };
@@ -50,8 +51,8 @@ static void row(const copy *c, char *dst, const char *src, int64_t n) {
   else ELEMENTS(uint64_t);
 }
 
-/* dst[i][j] = src[j][i] for i < m, j < n; strides of the outer index of each. A tile goes through a buffer, so that every
- * line of either side is touched once. */
+/* dst[i][j] = src[j][i] for i < m, j < n; strides of the outer index of each. A tile goes through a buffer, so that
+ * every line of either side is touched once. */
 #define TURN(U)                                                                                   \
   do {                                                                                            \
     U *d = (U *)(void *)dst, t[TILE][TILE];                                                       \

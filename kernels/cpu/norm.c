@@ -1,8 +1,8 @@
-/* Layer norm and RMS norm over the last dims, forward and backward. Tensors are contiguous [rows, n]; weights and biases
- * are [n]; statistics are [rows] of the compute type. RMS norm is layer norm without the mean and the bias.
+/* Layer norm and RMS norm over the last dims, forward and backward. Tensors are contiguous [rows, n]; weights and
+ * biases are [n]; statistics are [rows] of the compute type. RMS norm is layer norm without the mean and the bias.
  *
- * Weight gradients are summed over chunks of rows whose number depends on the shape alone; the chunks' sums are then added
- * in order, in f64. Called through the op table. */
+ * Weight gradients are summed over chunks of rows whose number depends on the shape alone; the chunks' sums are then
+ * added in order, in f64. Called through the op table. */
 #ifndef T
 #include "k.h"
 #include "m.h"
@@ -111,7 +111,8 @@ static void F(rows)(void *ctx, int64_t begin, int64_t end, int part) {
   }
 }
 
-/* With h = (x - mean) rstd and g = gy w: gx = rstd (g - average of g - h average of g h); gw = sum of gy h, gb = sum of gy. */
+/* With h = (x - mean) rstd and g = gy w: gx = rstd (g - average of g - h average of g h); gw = sum of gy h, gb = sum
+ * of gy. */
 static void F(chunks)(void *ctx, int64_t begin, int64_t end, int part) {
   const norm *q = ctx;
   const int64_t n = q->n;

@@ -1,10 +1,10 @@
 /* Reductions over any dims of any strided input: sum, mean, max, min, norm; sum of squares over many tensors; argmax;
  * cumulative sums.
  *
- * The dims are split in kept and reduced ones. When the innermost kept dim is contiguous, whole rows are added up ("columns":
- * bias gradients); else each output is a sum of runs. Work is cut into groups by the shape alone and the groups' results are
- * joined in order, so results do not depend on threads. Sums of f32 go through short f32 blocks into f64; integers are exact
- * (wrapping) in 64 bits; NaN wins in max and min. */
+ * The dims are split in kept and reduced ones. When the innermost kept dim is contiguous, whole rows are added up
+ * ("columns": bias gradients); else each output is a sum of runs. Work is cut into groups by the shape alone and the
+ * groups' results are joined in order, so results do not depend on threads. Sums of f32 go through short f32 blocks
+ * into f64; integers are exact (wrapping) in 64 bits; NaN wins in max and min. */
 #include "k.h"
 #include "m.h"
 
@@ -165,7 +165,8 @@ static void reduce(dt_call *c, reduce_op op, bool mean, bool root) {
   q.in_place = q.dtype == (i64 ? DT_I64 : f64 ? DT_F64 : DT_F32);
   if (q.outputs == 0) return;
   const int64_t grain = k_grain(20 + q.outputs * q.terms / q.items);
-  k_fn *rows = i64 ? rows_i64 : f64 ? rows_f64 : rows_f32, *columns = i64 ? columns_i64 : f64 ? columns_f64 : columns_f32;
+  k_fn *rows = i64 ? rows_i64 : f64 ? rows_f64 : rows_f32;
+  k_fn *columns = i64 ? columns_i64 : f64 ? columns_f64 : columns_f32;
   k_fn *combine = i64 ? combine_i64 : f64 ? combine_f64 : combine_f32;
   k_par(c->pool, q.items, grain, q.columns ? columns : rows, &q);
   if (q.groups > 1) k_par(c->pool, q.outputs, k_grain(8 * q.groups), combine, &q);

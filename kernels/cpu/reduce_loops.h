@@ -45,7 +45,8 @@ static void F(columns)(void *ctx, int64_t begin, int64_t end, int part) {
   R acc[WIDE] K_ALIGN;
   for (int64_t k = begin; k < end; k++) {
     int64_t g = k % q->groups, b = k / q->groups % blocks, o = k / q->groups / blocks;
-    int64_t j0 = b * WIDE, n = K_MIN(WIDE, width - j0), first = g * q->per_group, stop = K_MIN(first + q->per_group, q->runs);
+    int64_t j0 = b * WIDE, n = K_MIN(WIDE, width - j0);
+    int64_t first = g * q->per_group, stop = K_MIN(first + q->per_group, q->runs);
     int64_t base = offset(q->nk - 1, q->kdim, q->kstride, o) + j0;
     for (int64_t j = 0; j < n; j++) acc[j] = F(start)(q->op);
     for (int64_t r = first; r < stop; r += 32) {

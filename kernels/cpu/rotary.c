@@ -1,6 +1,6 @@
-/* Rotary position embedding (RoFormer, Su et al. 2021), halves layout: elements i and i + D/2 of a head turn by the angle
- * (t + offset) theta^(-2i/D); `inverse` turns back, which is also the gradient. x is any strided view, the output is
- * contiguous and may be x. Cosines and sines are computed once, in prepare. Called through the op table. */
+/* Rotary position embedding (RoFormer, Su et al. 2021), halves layout: elements i and i + D/2 of a head turn by the
+ * angle (t + offset) theta^(-2i/D); `inverse` turns back, which is also the gradient. x is any strided view, the
+ * output is contiguous and may be x. Cosines and sines are computed once, in prepare. Called through the op table. */
 #ifndef T
 #include "k.h"
 
@@ -50,7 +50,8 @@ static void run(dt_call *c) {
   rotary *q = c->prep;
   if (dt_numel(&q->y->t) == 0) return;
   rotary_ctx r = {q, c->ws};
-  k_par(c->pool, dt_numel(&q->y->t) / q->d, k_grain(20 + 2 * q->d), q->y->t.dtype == DT_F64 ? heads_f64 : heads_f32, &r);
+  k_fn *heads = q->y->t.dtype == DT_F64 ? heads_f64 : heads_f32;
+  k_par(c->pool, dt_numel(&q->y->t) / q->d, k_grain(20 + 2 * q->d), heads, &r);
 }
 const dt_kernel K(kernel_rotary) = {.run = run, .workspace = workspace, .prepare = prepare, .release = release};
 #else

@@ -1,5 +1,5 @@
-/* Rows of any dtype to and from the compute types, and the arithmetic of iteration spaces (k.h). Called by every kernel of
- * kernels/cpu/; never allocates, never starts threads. */
+/* Rows of any dtype to and from the compute types, and the arithmetic of iteration spaces (k.h). Called by every
+ * kernel of kernels/cpu/; never allocates, never starts threads. */
 #include "k.h"
 #include "m.h"
 
@@ -91,8 +91,12 @@ void K(store_f32)(void *p, int dtype, int64_t stride, const float *src, int64_t 
   int64_t done = dtype == DT_F16 && stride == 1 ? to_f16(p, src, n) : 0;
   store_f32(k_at(p, dtype, done), dtype, stride, src + done, n - done);
 }
-void K(load_f64)(double *dst, const void *p, int dtype, int64_t stride, int64_t n) { load_f64(dst, p, dtype, stride, n); }
-void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t n) { load_i64(dst, p, dtype, stride, n); }
+void K(load_f64)(double *dst, const void *p, int dtype, int64_t stride, int64_t n) {
+  load_f64(dst, p, dtype, stride, n);
+}
+void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t n) {
+  load_i64(dst, p, dtype, stride, n);
+}
 void K(store_f64)(void *p, int dtype, int64_t stride, const double *src, int64_t n) {
   store_f64(p, dtype, stride, src, n);
 }

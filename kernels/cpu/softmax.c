@@ -1,6 +1,7 @@
-/* Softmax and log-softmax along one dim, forward and backward. Input and output are contiguous [outer, n, inner]; a line is
- * the n elements of one (outer, inner). Lines of the compute type with inner = 1 are worked on where they lie, others in a
- * buffer of the workspace. Lines go in parallel; an output may be its first input. Called through the op table. */
+/* Softmax and log-softmax along one dim, forward and backward. Input and output are contiguous [outer, n, inner]; a
+ * line is the n elements of one (outer, inner). Lines of the compute type with inner = 1 are worked on where they lie,
+ * others in a buffer of the workspace. Lines go in parallel; an output may be its first input. Called through the op
+ * table. */
 #ifndef T
 #include "k.h"
 #include "m.h"

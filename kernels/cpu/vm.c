@@ -1,20 +1,22 @@
-/* The vector machine: runs the program of a fused elementwise chain over blocks that stay in the first-level cache, one
- * compiled loop for each instruction. Optimizer updates, activations, residuals and epilogues all run here.
+/* The vector machine: runs the program of a fused elementwise chain over blocks that stay in the first-level cache,
+ * one compiled loop for each instruction. Optimizer updates, activations, residuals and epilogues all run here.
  *
- * vm_new analyses a program for given operands, once: dims that all operands walk as one are joined; values that are the
- * same for every element are computed once a call; contiguous operands of the compute type are read and written where they
- * lie; the rest goes through blocks. Each value of the program then has a slot, and an instruction is a loop with four
- * slots. Invariant: an output is only written where it lies when no later instruction reads memory that it covers, so
- * outputs may be the same memory as inputs.
+ * vm_new analyses a program for given operands, once: dims that all operands walk as one are joined; values that are
+ * the same for every element are computed once a call; contiguous operands of the compute type are read and written
+ * where they lie; the rest goes through blocks. Each value of the program then has a slot, and an instruction is a
+ * loop with four slots. Invariant: an output is only written where it lies when no later instruction reads memory that
+ * it covers, so outputs may be the same memory as inputs.
  *
  * Called by the executor through the table (run, prepare, release) and by products for their epilogues (k.h). */
 #include <limits.h>
 #include "k.h"
 #include "m.h"
 
-/* Elements a block: what a program works on at a time, blocks and memory in place together, fits in V_L1_BYTES. A space
- * with rows of V_ROW elements or more is walked row by row, so that operands repeated along rows serve in place. */
-enum { V_L1_BYTES = 24576, V_BLOCK_MAX = 1024, V_BLOCK_MIN = 64, V_ROW = 192, V_UNIT = 256 };
+/* Elements a block: what a program works on at a time, blocks and memory in place together, is at most V_L1_BYTES (a
+ * third of the first-level cache: the memory streaming through needs room too; measured with an optimizer's update). A
+ * space with rows of V_ROW elements or more is walked row by row, so that operands repeated along rows serve in place.
+ * */
+enum { V_L1_BYTES = 12288, V_BLOCK_MAX = 1024, V_BLOCK_MIN = 64, V_ROW = 192, V_UNIT = 256 };
 
 typedef struct v_operand {
   void *p;
@@ -162,7 +164,8 @@ k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
   /* values: which register holds which, who reads them last, which are the same everywhere */
   v_value *val = dt_xalloc((size_t)(nval + 1) * sizeof *val);
   int *reg = dt_xalloc((size_t)(K_MAX(vm->nreg, vm->nin) + 1) * sizeof *reg);
-  int(*arg)[4] = dt_xalloc((size_t)(vm->nins + 1) * sizeof *arg); /* values: result, operands; result -1: no instruction */
+  /* of each instruction, the values: result (-1: there is nothing to do), operands */
+  int(*arg)[4] = dt_xalloc((size_t)(vm->nins + 1) * sizeof *arg);
   int *free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *free_block), nfree = 0;
   for (int i = 0; i < vm->nin; i++) reg[i] = i, val[i] = (v_value){v->in[i].scalar, -1, -1, i};
   int64_t cost = vm->nin + vm->nout;

@@ -1,6 +1,6 @@
 /* The vector machine's loops, included by vm.c for float and for double: one compiled loop for every row of
- * kernels/elementwise.def and every pattern of scalar operands. Loop: d[i] = op(a[i], b[i], c[i]) for i < n; in pattern m
- * operand k is the scalar at its address when bit k of m is set. d may be one of the operands. */
+ * kernels/elementwise.def and every pattern of scalar operands. Loop: d[i] = op(a[i], b[i], c[i]) for i < n; in
+ * pattern m operand k is the scalar at its address when bit k of m is set. d may be one of the operands. */
 #define V_FN(fname, PRE, A, B, C, ...)                                                                            \
   static void F(fname)(T *d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm) {               \
     const T i0 = (T)imm[0], i1 = (T)imm[1];                                                                       \
@@ -58,8 +58,8 @@ static F(v_loop) *const F(v_loops)[DT_NEW][8] = {
 static F(v_loop) *const F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8),   F(to_i32), F(to_i64),
                                                  F(to_f16),  F(to_bf16), F(to_f32), F(to_f64)};
 
-/* The address of n elements of operand o from element b of the space on: in place where the memory serves as it is, else
- * converted or gathered into o's own block. */
+/* The address of n elements of operand o from element b of the space on: in place where the memory serves as it is,
+ * else converted or gathered into o's own block. */
 static T *F(v_load)(const k_vm *v, const v_operand *o, T *block, int64_t b, int64_t n) {
   if (o->flat) {
     if (o->in_place) return (T *)o->p + b;
@@ -94,12 +94,6 @@ static void F(v_store)(const k_vm *v, const v_operand *o, const T *src, int64_t 
   }
 }
 
-/* The next n elements of an operand in place are asked for while this block is worked on: a block is too short a burst
- * for the processor's own prefetcher. */
-static inline void F(v_prefetch)(const T *next, int64_t n) {
-  for (int64_t i = 0; i < n; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(next + i);
-}
-
 /* Elements [begin, end). slot[] holds where each value of the program is for the current block. */
 static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
   T blocks[v->nblock * v->block + 1] K_ALIGN;
@@ -119,9 +113,7 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
     for (int i = 0; i < v->nin; i++) {
       const v_operand *o = &v->in[i];
       if (o->scalar) continue;
-      T *x = F(v_load)(v, o, o->in_place ? NULL : blocks + o->home * v->block, b, n);
-      if (o->in_place && o->flat && b + 2 * n <= end) F(v_prefetch)(x + n, n);
-      slot[o->slot] = x;
+      slot[o->slot] = F(v_load)(v, o, o->in_place ? NULL : blocks + o->home * v->block, b, n);
     }
     for (int i = 0; i < v->nout; i++)
       if (v->out[i].in_place) slot[v->out[i].slot] = F(v_load)(v, &v->out[i], NULL, b, n);

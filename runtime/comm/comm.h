@@ -3,8 +3,8 @@
  * Invariant: calls on one communicator are made by one thread at a time and in the same order on every rank (the plan's
  * order; runtime/plan/agree.c proves it before the first step). Counts are in elements and 64-bit; large messages are
  * chunked inside (DT_COMM_CHUNK bytes, a knob for tests). Sums of 16-bit floats accumulate in f32 and round once; the
- * order of a sum is fixed by rank, so the same ranks give the same bits. An integer average or a sum of bool is an error.
- * A peer's failure ends the job (the launcher kills the others); no call returns with half a result. */
+ * order of a sum is fixed by rank, so the same ranks give the same bits. An integer average or a sum of bool is an
+ * error. A peer's failure ends the job (the launcher kills the others); no call returns with half a result. */
 #ifndef DT_COMM_H
 #define DT_COMM_H
 #include "../tensor/tensor.h"
@@ -43,7 +43,7 @@ struct dt_comm {
   int rank, size;             /* in this communicator */
   int local_rank, local_size; /* among its ranks on this host */
   int hosts;
-  bool oversubscribed;        /* more ranks than cores on this host: waits yield */
+  bool oversubscribed; /* more ranks than cores on this host: waits yield */
 };
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e);

@@ -1,9 +1,9 @@
 /* The communication thread: runs jobs one after another, in the order of submission, beside the computation.
  *
- * Invariant: one thread submits and waits at a time (the step loop); only the communication thread runs jobs. `submitted`
- * and `done` only grow, done <= submitted <= done + RING, and job t (1, 2, ...) sits in ring[t % RING] from its
- * submission until `done` reaches t. After a failed job the rest is skipped: the ranks no longer agree on what comes next.
- * Both counters are futex words (their low 32 bits); whoever waits spins for a moment, then sleeps. */
+ * Invariant: one thread submits and waits at a time (the step loop); only the communication thread runs jobs.
+ * `submitted` and `done` only grow, done <= submitted <= done + RING, and job t (1, 2, ...) sits in ring[t % RING]
+ * from its submission until `done` reaches t. After a failed job the rest is skipped: the ranks no longer agree on
+ * what comes next. Each counter has a bell, a futex word; whoever waits spins for a moment, then sleeps on it. */
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -64,8 +64,7 @@ static dt_status run(const dt_commjob *j, dt_err *e) {
     case DT_CJ_REDUCE_SCATTER: return c->vt->reduce_scatter(c, j->in, j->out, j->n, j->dtype, j->op, e);
     case DT_CJ_ALL_GATHER: return c->vt->all_gather(c, j->in, j->out, j->n, j->dtype, e);
     case DT_CJ_ALL_TO_ALL: return c->vt->all_to_all(c, j->in, j->out, j->n, j->dtype, e);
-    case DT_CJ_BROADCAST:
-      return c->vt->broadcast(c, j->out, j->n * (int64_t)dt_dtype_size(j->dtype), j->root, e);
+    case DT_CJ_BROADCAST: return c->vt->broadcast(c, j->out, j->n * (int64_t)dt_dtype_size(j->dtype), j->root, e);
     case DT_CJ_CALL: return j->call(j->ctx, e);
   }
   return dt_fail(e, DT_EBUG, NULL, "communication job of unknown kind %d", (int)j->kind);

@@ -25,12 +25,14 @@ typedef struct self_comm {
 
 dt_status dt_comm_check(int dtype, dt_red op, dt_err *e) {
   static const char *const names[] = {"sum", "max", "min", "average"};
-  if (dtype < 0 || dtype >= DT_NDTYPE || op > DT_AVG) return dt_fail(e, DT_EBUG, NULL, "reduction: no such dtype or operator");
+  if (dtype < 0 || dtype >= DT_NDTYPE || op > DT_AVG)
+    return dt_fail(e, DT_EBUG, NULL, "reduction: no such dtype or operator");
   if (op == DT_AVG && !dt_is_float(dtype))
     return dt_fail(e, DT_EUSER, NULL, "a reduction by average of %s is not defined; sum it, or cast it to f32 first",
                    dt_dtype_name(dtype));
   if (op == DT_SUM && dtype == DT_BOOL)
-    return dt_fail(e, DT_EUSER, NULL, "a reduction by %s of bool is not defined; use max (any), min (all), or cast to i64 first",
+    return dt_fail(e, DT_EUSER, NULL,
+                   "a reduction by %s of bool is not defined; use max (any), min (all), or cast to i64 first",
                    names[op]);
   return DT_OK;
 }
@@ -42,7 +44,8 @@ static dt_status self_all_reduce(dt_comm *c, void *buf, int64_t n, int dtype, dt
 static void copy(void *out, const void *in, int64_t n, int dtype) {
   if (out != in && n > 0) memmove(out, in, (size_t)n * dt_dtype_size(dtype));
 }
-static dt_status self_reduce_scatter(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_red op, dt_err *e) {
+static dt_status self_reduce_scatter(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_red op,
+                                     dt_err *e) {
   (void)c;
   DT_TRY(dt_comm_check(dtype, op, e));
   copy(out, in, n, dtype);
@@ -145,9 +148,9 @@ static void self_abort(dt_comm *c, int code) {
 }
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e) {
-  static const struct dt_comm_vt vt = {"self", self_all_reduce, self_reduce_scatter, self_gather, self_gather,
-                                       self_broadcast, self_barrier, self_isend, self_irecv, self_wait, self_alloc,
-                                       self_free, self_split, self_close, self_abort};
+  static const struct dt_comm_vt vt = {"self",         self_all_reduce, self_reduce_scatter, self_gather, self_gather,
+                                       self_broadcast, self_barrier,    self_isend,          self_irecv,  self_wait,
+                                       self_alloc,     self_free,       self_split,          self_close,  self_abort};
   (void)e;
   self_comm *c = dt_xalloc(sizeof *c);
   c->b = (dt_comm){.vt = &vt, .size = 1, .local_size = 1, .hosts = 1};

@@ -5,9 +5,7 @@
 #include <unistd.h>
 #include "plugin.h"
 
-bool dt_comm_launched(void) {
-  return dt_env("OMPI_COMM_WORLD_SIZE") || dt_env("PMIX_RANK") || dt_env("PMI_RANK");
-}
+bool dt_comm_launched(void) { return dt_env("OMPI_COMM_WORLD_SIZE") || dt_env("PMIX_RANK") || dt_env("PMI_RANK"); }
 
 /* Folder of a file, without the last slash, into buf; false when there is none. */
 static bool folder_of(const char *file, char *buf, size_t n) {
@@ -44,21 +42,25 @@ static dt_status load(void **handle, dt_err *e) {
       /* Open MPI opens modules of its own that look its symbols up in the global scope */
       *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
       if (!*handle)
-        st = dt_fail(e, DT_EIO, NULL,
-                     "started by an MPI launcher, but the plug-in does not load: %s; install Open MPI's library (Debian: "
-                     "apt install libopenmpi3 openmpi-bin), or set DT_COMM=self to run each process alone", dlerror());
+        st = dt_fail(
+            e, DT_EIO, NULL,
+            "started by an MPI launcher, but the plug-in does not load: %s; install Open MPI's library (Debian: "
+            "apt install libopenmpi3 openmpi-bin), or set DT_COMM=self to run each process alone",
+            dlerror());
     }
   if (!st && !*handle)
-    st = dt_fail(e, DT_EIO, NULL,
-                 "started by an MPI launcher, but %s was not found; tried %s; build it with `make` where mpicc is installed "
-                 "(Debian: apt install libopenmpi-dev openmpi-bin), or set DT_COMM=self to run each process alone",
-                 name, tried.n ? tried.p : "no folder");
+    st = dt_fail(
+        e, DT_EIO, NULL,
+        "started by an MPI launcher, but %s was not found; tried %s; build it with `make` where mpicc is installed "
+        "(Debian: apt install libopenmpi-dev openmpi-bin), or set DT_COMM=self to run each process alone",
+        name, tried.n ? tried.p : "no folder");
   dt_str_free(&tried);
   return st;
 }
 
 dt_status dt_comm_world(dt_comm **out, dt_err *e) {
-  static const dt_comm_host host = {DT_COMM_ABI, dt_fail, dt_log, dt_xalloc, dt_env_int, dt_comm_check, dt_dtype_name, dt_now};
+  static const dt_comm_host host = {DT_COMM_ABI, dt_fail,       dt_log,        dt_xalloc,
+                                    dt_env_int,  dt_comm_check, dt_dtype_name, dt_now};
   const char *want = dt_env("DT_COMM");
   if (want && strcmp(want, "self") && strcmp(want, "mpi"))
     return dt_fail(e, DT_EUSER, NULL, "DT_COMM=%s: want self (no communication) or mpi, or leave it unset", want);

@@ -74,8 +74,8 @@ static int choose(dt_err *e) {
     if (usable[i] && (!want || !strcmp(want, isas[i].name))) return i;
   for (int i = 0; want && i < NISA; i++)
     if (!strcmp(want, isas[i].name)) {
-      dt_fail(e, DT_EUSER, NULL, "DT_ISA=%s: this %s has no such kernels; unset DT_ISA to use the best that it has", want,
-              isas[i].fill ? "machine" : "build");
+      dt_fail(e, DT_EUSER, NULL, "DT_ISA=%s: this %s has no such kernels; unset DT_ISA to use the best that it has",
+              want, isas[i].fill ? "machine" : "build");
       return -1;
     }
   dt_fail(e, DT_EUSER, NULL, "DT_ISA=%s: no such instruction set; use portable, avx2 or avx512, or unset it",

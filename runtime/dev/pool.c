@@ -1,8 +1,8 @@
 /* The pool of threads that run kernels. One caller (the plan's executor) hands out parts and takes part 0 itself.
  *
- * Invariant: a worker only ever looks at the job after its own ticket has changed, and the caller only returns after every
- * ticketed worker has counted itself done; so the job's fields need no lock.
- * Waiting: spin a while (a step's kernels follow each other within microseconds), then sleep on a futex. */
+ * Invariant: a worker only ever looks at the job after its own ticket has changed, and the caller only returns after
+ * every ticketed worker has counted itself done; so the job's fields need no lock. Waiting: spin a while (a step's
+ * kernels follow each other within microseconds), then sleep on a futex. */
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -55,7 +55,8 @@ static uint32_t word_wait(word *w, uint32_t old) {
     if ((v = atomic_load_explicit(&w->v, memory_order_acquire)) != old) return v;
     pause_cpu();
   }
-  /* asleep is set before v is looked at again, the other side changes v before it looks at asleep: one of the two sees */
+  /* asleep is set before v is looked at again, the other side changes v before it looks at asleep: one of the two sees
+   * */
   atomic_store(&w->asleep, 1);
   while ((v = atomic_load(&w->v)) == old) syscall(SYS_futex, &w->v, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
   atomic_store(&w->asleep, 0);

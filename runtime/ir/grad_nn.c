@@ -38,9 +38,10 @@ void grad_matmul(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
 }
 
 void grad_linear(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_type x = *dt_type_of(g, X);
   dt_val gy = flat(g, GY);
-  gin[0] = dt_reshape(g, matmul(g, gy, false, in_of(g, n, 1), false), x.nd, x.dim);
+  /* gx as a linear layer over the transposed weight, so that what follows it can become its epilogue */
+  dt_val wt = dt_permute(g, in_of(g, n, 1), (int[]){1, 0});
+  gin[0] = dt_b2(g, DT_OP_linear, GY, wt);
   gin[1] = matmul(g, gy, true, flat(g, X), false);
   if (g->node.p[n].nin == 3) gin[2] = dt_reduce(g, DT_OP_sum, gy, 1, (int[]){0}, false);
 }

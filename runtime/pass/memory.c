@@ -207,7 +207,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   /* activations: the most that forward keeps for backward at one moment; the rest of the pool is temporary */
   int first_bwd = nn;
   for (dt_nid i = nn - 1; i >= 0; i--)
-    if (g->node.p[i].phase == DT_BWD || g->node.p[i].phase == DT_WGT) first_bwd = i;
+    if ((g->node.p[i].phase == DT_BWD || g->node.p[i].phase == DT_WGT) && !(dt_op(g->node.p[i].op)->flags & OP_LEAF)) first_bwd = i;
   for (int i = 0; i < lives.n; i++) {
     dt_value *x = &g->val.p[best[i].root];
     bool act = best[i].from < first_bwd && best[i].to >= first_bwd;

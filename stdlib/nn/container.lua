@@ -10,16 +10,17 @@ container.Sequential = M.module("Sequential")
 --- nn.Sequential{ a, b, ... }: each module or function receives the one before's result. Children are "0", "1", ...
 function container.Sequential:init(list)
   util.check("nn.Sequential", list, "table")
+  local n = 0
   for key in util.sorted(list) do
-    if math.type(key) ~= "integer" or key < 1 or key > #list then
+    n = n + 1
+    if key ~= n then
       util.fail("nn.Sequential wants a list without gaps, got the key %s; write nn.Sequential{ a, b, ... }",
         util.show(key))
     end
   end
   for i, m in ipairs(list) do
     if not util.callable(m) then
-      util.fail("nn.Sequential: entry %d is %s (%s), not a module or function%s", i, util.show(m), util.kind(m),
-        util.kind(m) == "module class" and "; call it: nn.ReLU()" or "")
+      util.fail("nn.Sequential: entry %d is %s (%s), not a module or function", i, util.show(m), util.kind(m))
     end
     if util.kind(m) == "module class" then
       util.fail("nn.Sequential: entry %d is the class %s; make an instance: %s(...)", i, m.name, m.name)

@@ -13,7 +13,8 @@ local util = require "dtrain.util"
 
 local Module = {} -- methods that every module has
 
-local M = {}
+-- A field of the user's may have a method's name, so the library itself calls M.base.count(model), not model:count().
+local M = { base = Module }
 
 function M.is(x)
   local meta = getmetatable(x)
@@ -116,7 +117,7 @@ function Module:each_parameter(f)
   local function walk(module, path)
     if seen[module] then return end
     seen[module] = true
-    module:each_child(function(name, child)
+    Module.each_child(module, function(name, child)
       local full = part(path, name)
       if M.is(child) then
         walk(child, full)
@@ -129,31 +130,34 @@ function Module:each_parameter(f)
   walk(self, "")
 end
 
---- List of { name =, parameter = } in order.
-function Module:list()
-  local out = {}
-  self:each_parameter(function(name, p) out[#out + 1] = { name = name, parameter = p } end)
-  return out
+--- for name, tensor in model:named_parameters() do ... end: concrete values in order, buffers too.
+function Module:named_parameters()
+  local list, i = {}, 0
+  Module.each_parameter(self, function(name, p) list[#list + 1] = { name, p } end)
+  return function()
+    i = i + 1
+    if list[i] then return list[i][1], list[i][2]:concrete() end
+  end
 end
 
 --- Number of trainable elements, shared ones once.
 function Module:count()
   local n = 0
-  self:each_parameter(function(_, p) if p.trainable then n = n + p:numel() end end)
+  Module.each_parameter(self, function(_, p) if p.trainable then n = n + p:numel() end end)
   return n
 end
 
 --- name -> concrete tensor of every parameter and buffer (iterate with dt.sorted).
 function Module:state()
   local out = {}
-  self:each_parameter(function(name, p) out[name] = p:concrete() end)
+  Module.each_parameter(self, function(name, p) out[name] = p:concrete() end)
   return out
 end
 
 --- Takes values by name, all of them: an unknown or a missing name is an error that names it.
 function Module:load(tensors)
   local known, all = {}, {}
-  self:each_parameter(function(name, p)
+  Module.each_parameter(self, function(name, p)
     known[name] = p
     all[#all + 1] = name
   end)
@@ -174,7 +178,7 @@ function Module:eval() scope.training = false return self end
 
 --- Freezes every parameter inside (or thaws with true): no gradient, no update.
 function Module:requires_grad(flag)
-  self:each_parameter(function(_, p) p.trainable = flag and p.type == "param" end)
+  Module.each_parameter(self, function(_, p) p.trainable = flag and p.type == "param" end)
   return self
 end
 

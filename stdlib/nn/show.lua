@@ -1,15 +1,16 @@
 -- print(model): the tree of modules with their arguments and parameter counts, equal neighbours of a list on one line.
+local M = require "dtrain.nn.module"
 local parameter = require "dtrain.nn.parameter"
 local util = require "dtrain.util"
 
 -- A line is { indent, text, count }.
 local function describe(module, name, indent, lines)
   local class = getmetatable(module).class
-  local extra = class.extra and module:extra() or ""
+  local extra = class.extra and class.extra(module) or ""
   local title = class.name .. (extra ~= "" and "(" .. extra .. ")" or "")
-  lines[#lines + 1] = { indent, name and name .. ": " .. title or title, module:count() }
+  lines[#lines + 1] = { indent, name and name .. ": " .. title or title, M.base.count(module) }
   local blocks = {}
-  module:each_child(function(child_name, child)
+  M.base.each_child(module, function(child_name, child)
     if parameter.is(child) then
       if class.extra then return end -- a library layer: its arguments say it all
       local text = ("%s: %s%s"):format(child_name, child.type == "buffer" and "buffer " or "", util.show(child.shape))
@@ -57,6 +58,6 @@ return function(module)
     local count = l[3] > 0 and util.commas(l[3]) or ""
     out[i] = count == "" and text or text .. (" "):rep(width - utf8.len(text) + 2) .. ("%12s"):format(count)
   end
-  out[#out + 1] = util.commas(module:count()) .. " parameters"
+  out[#out + 1] = util.commas(M.base.count(module)) .. " parameters"
   return table.concat(out, "\n")
 end

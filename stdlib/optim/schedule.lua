@@ -29,7 +29,9 @@ function Schedule:at(step, total, base) return self.value(step, total, base) end
 function S.constant(options)
   local o = util.options("optim.constant", options,
     { { "factor", "nonnegative", 1 }, { "total_iters", "nonnegative", 0 } })
-  return make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
+  local s = make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
+  s.changes = o.total_iters -- steps after which the rate stays
+  return s
 end
 
 --- optim.step{ step_size =, gamma = 0.1 }: times gamma after every step_size steps.
@@ -176,20 +178,22 @@ function S.of(x)
     util.fail("schedule wants a schedule such as optim.cosine{} or a function(step, total), got %s (%s)", util.show(x),
       util.kind(x))
   end
+  local where = util.frame()
   return make("function", nil, function(step, total, base)
     local factor = x(step, total)
     if type(factor) ~= "number" then
-      util.fail("the schedule's function must return a number (a factor on lr), got %s at step %d", util.show(factor),
-        step)
+      util.fail_at(where, "the schedule's function must return a number (a factor on lr), got %s at step %d",
+        util.show(factor), step)
     end
     return base * factor
   end)
 end
 
---- The learning rates of steps 0 .. n - 1 as a list; every one must be finite.
+--- The learning rates of steps 0 .. n - 1 as a list, which ends early where the rate no longer changes; every one must be
+--- finite.
 function S.table(schedule, n, base, total)
   local s, out = S.of(schedule), {}
-  for step = 0, n - 1 do
+  for step = 0, math.min(n - 1, s.changes or n) do
     local lr = s:at(step, total or n, base)
     if lr ~= lr or lr == math.huge or lr == -math.huge then
       util.fail_at(s.where, "schedule %s gives a learning rate of %s at step %d", s.name, tostring(lr), step)

@@ -1,8 +1,8 @@
 /* All-reduce of f32 between the ranks of one host: dtrain's, Open MPI's and the memory's floor, taken in turns.
  *   mpirun -n 2 build/tests/allreduce [rounds]
- * The floor is what the memory does when every rank reads its slice of all buffers and stores the sum into all of them, the
- * loads and stores of the real thing, without any flag. Each figure is the median over rounds of the mean of a row of
- * calls; Open MPI's is the better of in place and from buffer to buffer. */
+ * The floor is what the memory does when every rank reads its slice of all buffers and stores the sum into all of
+ * them, the loads and stores of the real thing, without any flag. Each figure is the median over rounds of the mean
+ * of a row of calls; Open MPI's is the better of in place and from buffer to buffer. */
 #include <mpi.h>
 #include <stdlib.h>
 #include "comm/comm.h"
@@ -25,7 +25,8 @@ static void check(dt_status st) {
 #if defined(__x86_64__)
 __attribute__((target_clones("avx2", "default")))
 #endif
-static void two(float *restrict x, float *restrict y, int64_t n) {
+static void
+two(float *restrict x, float *restrict y, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     float s = x[i] + y[i];
     x[i] = s, y[i] = s;
@@ -34,7 +35,8 @@ static void two(float *restrict x, float *restrict y, int64_t n) {
 #if defined(__x86_64__)
 __attribute__((target_clones("avx2", "default")))
 #endif
-static void fold(float *restrict acc, const float *restrict x, int64_t n) {
+static void
+fold(float *restrict acc, const float *restrict x, int64_t n) {
   for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
 #if defined(__GNUC__) && !defined(__clang__)
@@ -105,8 +107,8 @@ int main(int argc, char **argv) {
   memset(peer[W->rank], 0, most);
   if (W->rank == 0)
     printf("all_reduce f32, %d ranks%s, %d rounds\n%10s %12s %12s %12s %10s %10s %10s\n", W->size,
-           W->oversubscribed ? " (more than cores)" : "", rounds, "bytes", "dtrain us", "Open MPI us", "floor us", "GB/s bus",
-           "x MPI", "% floor");
+           W->oversubscribed ? " (more than cores)" : "", rounds, "bytes", "dtrain us", "Open MPI us", "floor us",
+           "GB/s bus", "x MPI", "% floor");
   for (int s = 0; s < NSIZE; s++) {
     int64_t n = bytes[s] / 4;
     int row = bytes[s] > 8 << 20 ? 2 : bytes[s] > 1 << 20 ? 10 : bytes[s] > 64 << 10 ? 50 : 300;

@@ -1,4 +1,5 @@
-/* The communicator of one rank, the communication thread, and how the world is chosen. Ranks: tests/dist/dist_comm.c. */
+/* The communicator of one rank, the communication thread, and how the world is chosen. Ranks: tests/dist/dist_comm.c.
+ * */
 #include <sys/stat.h>
 #include <unistd.h>
 #include "comm/comm.h"
@@ -44,15 +45,16 @@ int main(int argc, char **argv) {
     printf("%d %s\n", (int)st, e.text);
     return 0;
   }
-  unsetenv("DT_COMM"), unsetenv("OMPI_COMM_WORLD_SIZE"), unsetenv("PMIX_RANK"), unsetenv("PMI_RANK"), unsetenv("DT_PLUGIN_DIR");
+  unsetenv("DT_COMM"), unsetenv("OMPI_COMM_WORLD_SIZE"), unsetenv("PMIX_RANK"), unsetenv("PMI_RANK"),
+      unsetenv("DT_PLUGIN_DIR");
 
-  T_TEST("a lone process gets the communicator of one rank") {
+  T_TEST ("a lone process gets the communicator of one rank") {
     T_CHECK(!dt_comm_launched());
     T_CHECK(dt_comm_world(&c, &e) == DT_OK);
     T_STR(c->vt->name, "self");
     T_CHECK(c->rank == 0 && c->size == 1 && c->local_size == 1 && c->hosts == 1 && !c->oversubscribed);
   }
-  T_TEST("DT_COMM is checked") {
+  T_TEST ("DT_COMM is checked") {
     dt_comm *d = NULL;
     setenv("DT_COMM", "tcp", 1);
     T_CHECK(dt_comm_world(&d, &e) == DT_EUSER && strstr(e.text, "DT_COMM"));
@@ -63,13 +65,13 @@ int main(int argc, char **argv) {
     d->vt->close(d);
     unsetenv("DT_COMM"), unsetenv("OMPI_COMM_WORLD_SIZE");
   }
-  T_TEST("a missing plug-in is named, with the places tried and what to install") {
+  T_TEST ("a missing plug-in is named, with the places tried and what to install") {
     char text[4096];
     T_CHECK(run_lost(text, sizeof text) == 0);
     T_CHECK(strstr(text, "libdtrain_mpi.so") && strstr(text, "/tmp/dt_lost_") && strstr(text, "libopenmpi"));
     T_CHECK(text[0] == '0' + DT_EIO);
   }
-  T_TEST("collectives of one rank copy or do nothing") {
+  T_TEST ("collectives of one rank copy or do nothing") {
     float a[3] = {1, 2, 3}, o[3] = {0};
     T_CHECK(c->vt->all_reduce(c, a, 3, DT_F32, DT_AVG, &e) == DT_OK && a[2] == 3);
     T_CHECK(c->vt->reduce_scatter(c, a, o, 3, DT_F32, DT_SUM, &e) == DT_OK && o[1] == 2);
@@ -82,7 +84,7 @@ int main(int argc, char **argv) {
     T_CHECK(c->vt->broadcast(c, a, sizeof a, 1, &e) != DT_OK);
     T_CHECK(c->vt->barrier(c, &e) == DT_OK);
   }
-  T_TEST("undefined reductions are errors") {
+  T_TEST ("undefined reductions are errors") {
     int32_t i = 1;
     uint8_t b = 1;
     T_CHECK(c->vt->all_reduce(c, &i, 1, DT_I32, DT_AVG, &e) == DT_EUSER && strstr(e.text, "i32"));
@@ -90,7 +92,7 @@ int main(int argc, char **argv) {
     T_CHECK(c->vt->reduce_scatter(c, &b, &b, 1, DT_BOOL, DT_AVG, &e) == DT_EUSER);
     T_CHECK(c->vt->all_reduce(c, &b, 1, DT_BOOL, DT_MAX, &e) == DT_OK);
   }
-  T_TEST("messages to oneself") {
+  T_TEST ("messages to oneself") {
     int a[2] = {1, 2}, b[2] = {0};
     void *r[4];
     T_CHECK(c->vt->isend(c, &a[0], 4, 0, 5, &r[0], &e) == DT_OK);
@@ -102,7 +104,7 @@ int main(int argc, char **argv) {
     T_CHECK(c->vt->irecv(c, b, 4, 0, 9, &r[0], &e) == DT_OK);
     T_CHECK(c->vt->wait(c, &r[0], &e) == DT_ECOMM);
   }
-  T_TEST("memory is zeroed, aligned and given back") {
+  T_TEST ("memory is zeroed, aligned and given back") {
     char *p = NULL, *q = NULL;
     T_CHECK(c->vt->alloc(c, 5000, (void **)&p, &e) == DT_OK && (uintptr_t)p % 4096 == 0 && p[0] == 0 && p[4999] == 0);
     T_CHECK(c->vt->alloc(c, 0, (void **)&q, &e) == DT_OK && q && q != p);
@@ -110,13 +112,13 @@ int main(int argc, char **argv) {
     T_CHECK(c->vt->free(c, p, &e) == DT_EBUG);
     T_CHECK(c->vt->free(c, NULL, &e) == DT_OK);
   }
-  T_TEST("split") {
+  T_TEST ("split") {
     dt_comm *d = NULL;
     T_CHECK(c->vt->split(c, 3, 0, &d, &e) == DT_OK && d && d->size == 1);
     d->vt->close(d);
     T_CHECK(c->vt->split(c, -1, 0, &d, &e) == DT_OK && !d);
   }
-  T_TEST("the queue runs jobs in order, more of them than its ring holds") {
+  T_TEST ("the queue runs jobs in order, more of them than its ring holds") {
     dt_commq *q = dt_commq_new(&e);
     uint64_t t = 0;
     nran = 0;
@@ -137,7 +139,7 @@ int main(int argc, char **argv) {
     T_CHECK(dt_commq_busy(q) == 0);
     dt_commq_free(q);
   }
-  T_TEST("the queue wakes from sleep, and runs what is left before it ends") {
+  T_TEST ("the queue wakes from sleep, and runs what is left before it ends") {
     dt_commq *q = dt_commq_new(&e);
     nran = 0;
     for (int i = 0; i < 5; i++) {
@@ -150,7 +152,7 @@ int main(int argc, char **argv) {
     dt_commq_free(q);
     T_CHECK(nran == 6);
   }
-  T_TEST("collectives through the queue and on the caller's thread") {
+  T_TEST ("collectives through the queue and on the caller's thread") {
     dt_commq *q = dt_commq_new(&e);
     float a[4] = {1, 2, 3, 4}, o[4] = {0};
     dt_commjob j = {.kind = DT_CJ_ALL_GATHER, .comm = c, .in = a, .out = o, .n = 4, .dtype = DT_F32};
@@ -163,7 +165,7 @@ int main(int argc, char **argv) {
     T_CHECK(nran == 2 && ran[0] == 1 && ran[1] == 2);
     dt_commq_free(q);
   }
-  T_TEST("after a failed job the rest is skipped and every wait says so") {
+  T_TEST ("after a failed job the rest is skipped and every wait says so") {
     dt_commq *q = dt_commq_new(&e);
     dt_commjob good = call(note, 1), bad = call(refuse, 0);
     nran = 0;
@@ -180,4 +182,4 @@ int main(int argc, char **argv) {
     T_CHECK(dt_comm_run(&good, &e) == DT_OK && nran == 2);
   }
   if (c) c->vt->close(c);
-T_END
+  T_END

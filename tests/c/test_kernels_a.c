@@ -1,6 +1,6 @@
-/* CPU kernels against straightforward references in double: the vector machine, reductions, softmax, norms, losses, lookups,
- * data movement, rotary, dropout. Every call runs with 1, 2 and 3 threads and must give the same bits; every instruction
- * set that this machine runs is tested. */
+/* CPU kernels against straightforward references in double: the vector machine, reductions, softmax, norms, losses,
+ * lookups, data movement, rotary, dropout. Every call runs with 1, 2 and 3 threads and must give the same bits; every
+ * instruction set that this machine runs is tested. */
 #include "../../kernels/cpu/m.h"
 #include "dev/kernel.h"
 #include "t.h"
@@ -23,7 +23,8 @@ static double rnd(void) { /* [-1, 1) */
 }
 static int irnd(int n) { return (int)((rnd() + 1) / 2 * n); }
 
-enum { PLAIN, TURNED, STEPPED, LAYOUTS }; /* contiguous; dims in reverse order in memory; every second element of a row */
+/* contiguous; dims in reverse order in memory; every second element of a row */
+enum { PLAIN, TURNED, STEPPED, LAYOUTS };
 static dt_view make(int dtype, int nd, const int64_t *dim, int layout) {
   dt_type t = dt_type_make(dtype, nd, dim);
   dt_view v = dt_view_make(get_mem((size_t)dt_nbytes(&t) * 2), &t);
@@ -181,7 +182,8 @@ static void test_elementwise(const ew *e, int dtype, int pattern, int64_t rows, 
   int to = e->kind == CMP ? DT_BOOL : dtype;
   if (e->kind == CAST) s.imm[0] = to = irnd(DT_NDTYPE);
   int16_t result = 0;
-  dt_vm vm = {.nin = e->arity, .nout = 1, .nins = 1, .nreg = e->arity > 0 ? e->arity : 1, .space = space, .out = &result, .ins = &s};
+  dt_vm vm = {.nin = e->arity, .nout = 1, .nins = 1, .nreg = e->arity > 0 ? e->arity : 1, .space = space};
+  vm.out = &result, vm.ins = &s;
   vm.f64 = dtype == DT_F64 || to == DT_F64;
   for (int k = 0; k < e->arity; k++) {
     /* an infinite gradient times a derivative that underflows to 0 is NaN, and may be */
@@ -207,9 +209,10 @@ static void test_elementwise(const ew *e, int dtype, int pattern, int64_t rows, 
 
 /* ---- random programs: registers reused, several outputs, outputs over inputs ---- */
 static void test_program(void) {
-  static const int ops[] = {DT_EW_add, DT_EW_sub, DT_EW_mul, DT_EW_maximum, DT_EW_where, DT_EW_neg, DT_EW_abs, DT_EW_relu,
-                            DT_EW_tanh, DT_EW_cast, DT_EW_full, DT_EW_lt};
-  const int64_t shapes[][3] = {{3, 5, 7}, {1, 1, 1}, {2, 3, 400}, {1, 40, 33}, {4, 1, 2000}, {0, 2, 3}, {1, 1, 50}, {9, 7, 1}};
+  static const int ops[] = {DT_EW_add, DT_EW_sub, DT_EW_mul, DT_EW_maximum, DT_EW_where, DT_EW_neg, DT_EW_abs,
+                            DT_EW_relu, DT_EW_tanh, DT_EW_cast, DT_EW_full, DT_EW_lt};
+  const int64_t shapes[][3] = {{3, 5, 7},    {1, 1, 1}, {2, 3, 400}, {1, 40, 33},
+                               {4, 1, 2000}, {0, 2, 3}, {1, 1, 50},  {9, 7, 1}};
   const int64_t *shape = shapes[irnd(8)];
   const bool f64 = irnd(2);
   dt_vmi ins[16] = {{0}};
@@ -261,7 +264,8 @@ static void test_program(void) {
       const dt_vmi *s = &ins[j];
       for (int q = 0; q < NEWS; q++)
         if (ews[q].ew == s->op) {
-          double x = ews[q].f(s->a < 0 ? 0 : r[s->a], s->b < 0 ? 0 : r[s->b], s->c < 0 ? 0 : r[s->c], s->imm[0], s->imm[1]);
+          double a = s->a < 0 ? 0 : r[s->a], b = s->b < 0 ? 0 : r[s->b], c = s->c < 0 ? 0 : r[s->c];
+          double x = ews[q].f(a, b, c, s->imm[0], s->imm[1]);
           r[s->dst] = f64 ? x : (float)x;
           break;
         }
@@ -273,7 +277,8 @@ static void test_program(void) {
   /* rounding to 16 bits amplifies a last-bit difference of f32, a comparison flips: programs with these only in f64 */
   bool rough = false;
   for (int j = 0; j < vm.nins; j++)
-    rough |= !f64 && ((ins[j].op == DT_EW_cast && ins[j].imm[0] != DT_F32) || ins[j].op == DT_EW_lt || ins[j].op == DT_EW_where);
+    rough |= !f64 && ((ins[j].op == DT_EW_cast && ins[j].imm[0] != DT_F32) || ins[j].op == DT_EW_lt ||
+                      ins[j].op == DT_EW_where);
   for (int o = 0; o < vm.nout && !rough; o++)
     for (int64_t i = 0; i < n; i++) {
       double w = want[o * n + i];
@@ -283,7 +288,8 @@ static void test_program(void) {
     }
   if (t_bad > before && wrong < 20)
     for (int j = 0; j < vm.nins; j++)
-      printf("    r%d = %s(r%d, r%d, r%d) %g\n", ins[j].dst, ews[ins[j].op].name, ins[j].a, ins[j].b, ins[j].c, ins[j].imm[0]);
+      printf("    r%d = %s(r%d, r%d, r%d) %g\n", ins[j].dst, ews[ins[j].op].name, ins[j].a, ins[j].b, ins[j].c,
+             ins[j].imm[0]);
 }
 
 /* ---- reductions ---- */
@@ -324,7 +330,8 @@ static void test_reduce(int op, int dtype, int nd, const int64_t *dim, int layou
 
 /* ---- rows of softmax and losses ---- */
 static void test_softmax(int dtype, int64_t outer, int64_t n, int64_t inner, bool in_place) {
-  dt_view a = fill(make(dtype, DIMS(outer, n, inner), PLAIN), -5, 5), b = fill(make(dtype, DIMS(outer, n, inner), PLAIN), -1, 1);
+  dt_view a = fill(make(dtype, DIMS(outer, n, inner), PLAIN), -5, 5);
+  dt_view b = fill(make(dtype, DIMS(outer, n, inner), PLAIN), -1, 1);
   const int64_t count = outer * n * inner;
   double *w[4];
   for (int k = 0; k < 4; k++) w[k] = get_mem((size_t)count * sizeof(double));
@@ -380,7 +387,8 @@ static void test_norm(int dtype, int64_t rows, int64_t n, bool rms, bool weights
     }
   }
   dt_view in[5] = {x, w, b};
-  call(rms ? DT_OP_rms_norm : DT_OP_layer_norm, weights ? (rms ? 2 : 3) : 1, in, rms ? 2 : 3, y, LIST(I(1), N(eps)), NULL, 0);
+  call(rms ? DT_OP_rms_norm : DT_OP_layer_norm, weights ? (rms ? 2 : 3) : 1, in, rms ? 2 : 3, y, LIST(I(1), N(eps)),
+       NULL, 0);
   all_same("norm", &y[0], wy, 20);
   if (!rms) all_same("mean", &y[1], wm, 5);
   all_same("rstd", &y[rms ? 1 : 2], wr, 20);
@@ -579,7 +587,8 @@ static void test_all(const char *isa) {
   }
   TEST("integers in the vector machine") {
     for (int k = 0; k < NEWS; k++)
-      if (ews[k].kind == CMP || ews[k].ew == DT_EW_add || ews[k].ew == DT_EW_mul || ews[k].ew == DT_EW_where || ews[k].kind == CAST)
+      if (ews[k].kind == CMP || ews[k].ew == DT_EW_add || ews[k].ew == DT_EW_mul || ews[k].ew == DT_EW_where ||
+          ews[k].kind == CAST)
         for (int p = 0; p < 6; p++) {
           test_elementwise(&ews[k], DT_I32, p, 9, 31, false);
           test_elementwise(&ews[k], DT_U8, p, 9, 31, true);
@@ -597,7 +606,8 @@ static void test_all(const char *isa) {
         const bool acc = ops[k] == DT_OP_sum && f % 2 && types[f] != DT_U8;
         if (types[f] == DT_U8 && k != 2) continue; /* sums of u8 would wrap */
         for (int mask = 0; mask < 8; mask++)
-          for (int layout = 0; layout < LAYOUTS; layout++) test_reduce(ops[k], types[f], DIMS(5, 11, 17), layout, mask, acc);
+          for (int layout = 0; layout < LAYOUTS; layout++)
+            test_reduce(ops[k], types[f], DIMS(5, 11, 17), layout, mask, acc);
         test_reduce(ops[k], types[f], DIMS(1), PLAIN, 0, acc);
         test_reduce(ops[k], types[f], 0, NULL, PLAIN, 0, acc);
         free_mem();
@@ -609,7 +619,8 @@ static void test_all(const char *isa) {
         test_reduce(ops[k], types[f], DIMS(30, 50, 60), TURNED, 5, acc);
         free_mem();
       }
-    dt_view x = fill(make(DT_F32, DIMS(3, 200), PLAIN), 0, 1), y = make(DT_F32, DIMS(3), PLAIN), ix = make(DT_I64, DIMS(3), PLAIN);
+    dt_view x = fill(make(DT_F32, DIMS(3, 200), PLAIN), 0, 1), y = make(DT_F32, DIMS(3), PLAIN);
+    dt_view ix = make(DT_I64, DIMS(3), PLAIN);
     put(&x, 350, NAN);
     call(DT_OP_max, 1, &x, 1, &y, LIST(I(1), I(1)), NULL, 0);
     T_CHECK(get(&y, 0) <= 1 && get(&y, 1) != get(&y, 1) && get(&y, 2) <= 1);
@@ -679,7 +690,8 @@ static void test_all(const char *isa) {
   TEST("copy, concat, pad, arange, assign") {
     for (int t = 0; t < DT_NDTYPE; t++)
       for (int layout = 0; layout < LAYOUTS && t != DT_BOOL; layout++) test_movement(t, layout), free_mem();
-    dt_view y = make(DT_I32, DIMS(5), PLAIN), in[2] = {fill(make(DT_F32, DIMS(4), PLAIN), 0, 1), fill(make(DT_F64, DIMS(4), PLAIN), 0, 1)};
+    dt_view y = make(DT_I32, DIMS(5), PLAIN);
+    dt_view in[2] = {fill(make(DT_F32, DIMS(4), PLAIN), 0, 1), fill(make(DT_F64, DIMS(4), PLAIN), 0, 1)};
     call(DT_OP_arange, 0, NULL, 1, &y, LIST(N(3), N(-7), N(-2), I(DT_I32)), NULL, 0);
     for (int64_t i = 0; i < 5; i++) same("arange", &y, i, 3 - 2.0 * (double)i, 0);
     call(DT_OP_assign, 2, in, 1, in, NULL, NULL, 0);
@@ -703,6 +715,7 @@ static void test_all(const char *isa) {
 }
 
 T_BEGIN
+dt_pool_yield(true); /* three threads, and other tests beside */
 for (int k = 0; k < 3; k++) pools[k] = dt_pool_new(k + 1, NULL);
 T_TEST("accuracy of the float functions") {
   ACCURATE(exp, exp, -87, 88.7);

@@ -54,14 +54,4 @@ T_TEST("a number of threads that makes no sense is an error") {
   T_CHECK(e.code == DT_EUSER);
   T_STR(e.text, "0 threads: give a number from 1 to 1024");
 }
-T_TEST("a hand-over costs little") {
-  dt_pool *p = dt_pool_new(2, NULL);
-  run(p, 2, 1000);
-  double t = dt_now();
-  run(p, 2, 20000);
-  t = (dt_now() - t) / 20000;
-  printf("  two parts: %.2f us\n", t * 1e6);
-  T_CHECK(t < 1e-3);
-  dt_pool_free(p);
-}
 T_END

@@ -1,7 +1,7 @@
 /* Collectives between ranks, against formulas, bit-equal on all ranks. Run as
  *   mpirun -n N [--oversubscribe] build/tests/dist_comm
- * for N = 1, 2, 3, 4, also with DT_COMM_HOSTS=2 (pretended hosts) and DT_COMM_CHUNK=256 (tiny pieces): tests/dist/comm.sh
- * runs them all. Rank 0 prints the lines of t.h; a failing rank says so on stderr. */
+ * for N = 1, 2, 3, 4, also with DT_COMM_HOSTS=2 (pretended hosts) and DT_COMM_CHUNK=256 (tiny pieces):
+ * tests/dist/comm.sh runs them all. Rank 0 prints the lines of t.h; a failing rank says so on stderr. */
 #include <unistd.h>
 #include "comm/comm.h"
 #include "../c/t.h"
@@ -9,19 +9,19 @@
 static dt_comm *W;
 static dt_err E;
 static int told;
-#define CHECK(c)                                                                                                 \
-  do {                                                                                                           \
-    if (!(c)) {                                                                                                  \
-      t_bad++;                                                                                                   \
+#define CHECK(c)                                                                                                       \
+  do {                                                                                                                 \
+    if (!(c)) {                                                                                                        \
+      t_bad++;                                                                                                         \
       if (told++ < 10) fprintf(stderr, "  rank %d: %s:%d: %s: not so: %s\n", W->rank, __FILE__, __LINE__, t_name, #c); \
-    }                                                                                                            \
+    }                                                                                                                  \
   } while (0)
-#define OK(call)                                                                                               \
-  do {                                                                                                         \
-    if (call) {                                                                                                \
-      t_bad++;                                                                                                 \
+#define OK(call)                                                                                                   \
+  do {                                                                                                             \
+    if (call) {                                                                                                    \
+      t_bad++;                                                                                                     \
       if (told++ < 10) fprintf(stderr, "  rank %d: %s:%d: %s: %s\n", W->rank, __FILE__, __LINE__, t_name, E.text); \
-    }                                                                                                          \
+    }                                                                                                              \
   } while (0)
 /* A test fails on rank 0 when it fails anywhere. */
 static void settle(void) {
@@ -32,7 +32,7 @@ static void settle(void) {
 
 static char *win[2], *own[2]; /* two big buffers in windows, two outside */
 enum { BIG = 1000003 };
-static const int64_t window_bytes = 4 * (BIG + 64) * 8;
+static const int64_t window_bytes = (BIG + 4096) * 8;
 
 static int lowest(int dtype) { return dtype == DT_BOOL || dtype == DT_U8 ? 0 : -15; }
 /* small integers, exact in every dtype, as are their sums */
@@ -182,9 +182,10 @@ int main(int argc, char **argv) {
   int64_t sizes[] = {0, 1, 7, 1000, 0}; /* the last: by dtype */
   enum { NSIZE = sizeof sizes / sizeof *sizes };
   static const dt_red ops[] = {DT_SUM, DT_MAX, DT_MIN, DT_AVG};
-  printf("%d ranks, %d on this host, %d hosts%s\n", W->size, W->local_size, W->hosts, W->oversubscribed ? ", oversubscribed" : "");
+  printf("%d ranks, %d on this host, %d hosts%s\n", W->size, W->local_size, W->hosts,
+         W->oversubscribed ? ", oversubscribed" : "");
 
-  T_TEST("memory: zeroed, aligned, in equal and unequal sizes, given back") {
+  T_TEST ("memory: zeroed, aligned, in equal and unequal sizes, given back") {
     for (int i = 0; i < 2; i++) {
       OK(W->vt->alloc(W, (size_t)window_bytes, (void **)&win[i], &E));
       CHECK((uintptr_t)win[i] % 4096 == 0);
@@ -208,7 +209,7 @@ int main(int argc, char **argv) {
     char name[64];
     sizes[NSIZE - 1] = tiny ? 20011 : t == DT_F32 || t == DT_BF16 ? BIG : 100003;
     snprintf(name, sizeof name, "all_reduce %s", dt_dtype_name(t));
-    T_TEST(name) {
+    T_TEST (name) {
       for (int o = 0; o < 4; o++)
         for (int k = 0; k < NSIZE; k++)
           if (defined(t, ops[o])) {
@@ -219,7 +220,7 @@ int main(int argc, char **argv) {
       settle();
     }
     snprintf(name, sizeof name, "reduce_scatter %s", dt_dtype_name(t));
-    T_TEST(name) {
+    T_TEST (name) {
       for (int o = 0; o < 4; o++)
         for (int k = 0; k < NSIZE; k++)
           if (defined(t, ops[o])) {
@@ -230,7 +231,7 @@ int main(int argc, char **argv) {
       settle();
     }
     snprintf(name, sizeof name, "all_gather, all_to_all %s", dt_dtype_name(t));
-    T_TEST(name) {
+    T_TEST (name) {
       for (int k = 0; k < NSIZE; k++) {
         int64_t n = k < 4 ? sizes[k] : sizes[k] / W->size;
         all_gather(own[0], win[1], n, t, false);
@@ -243,7 +244,7 @@ int main(int argc, char **argv) {
       settle();
     }
   }
-  T_TEST("broadcast from every rank, in a window, outside, and mixed") {
+  T_TEST ("broadcast from every rank, in a window, outside, and mixed") {
     for (int root = 0; root < W->size; root++)
       for (int k = 0; k < NSIZE; k++) {
         broadcast(win[0], sizes[k], root);
@@ -253,7 +254,7 @@ int main(int argc, char **argv) {
     CHECK(W->vt->broadcast(W, win[0], 4, W->size, &E) == DT_EBUG);
     settle();
   }
-  T_TEST("buffers in a window on some ranks only, or at different places") {
+  T_TEST ("buffers in a window on some ranks only, or at different places") {
     for (int k = 0; k < NSIZE; k++) {
       all_reduce(W->rank % 2 ? own[0] : win[0], sizes[k], DT_F32, DT_SUM);
       all_reduce(W->rank % 2 ? win[1] : win[0], sizes[k], DT_F32, DT_SUM);
@@ -261,7 +262,7 @@ int main(int argc, char **argv) {
     }
     settle();
   }
-  T_TEST("sums are in rank order, in f32, rounded once") {
+  T_TEST ("sums are in rank order, in f32, rounded once") {
     static const int types[] = {DT_F32, DT_F16, DT_BF16};
     for (int t = 0; t < 3; t++)
       for (int o = 0; o < 2; o++) {
@@ -271,7 +272,7 @@ int main(int argc, char **argv) {
       }
     settle();
   }
-  T_TEST("NaN, infinities, subnormal and overflowing 16-bit values") {
+  T_TEST ("NaN, infinities, subnormal and overflowing 16-bit values") {
     static const int types[] = {DT_F16, DT_BF16, DT_F32, DT_F64};
     for (int t = 0; t < 4; t++)
       for (int o = 0; o < 4; o++)
@@ -294,21 +295,21 @@ int main(int argc, char **argv) {
         }
     settle();
   }
-  T_TEST("undefined reductions are errors on every rank, and leave the ranks in step") {
+  T_TEST ("undefined reductions are errors on every rank, and leave the ranks in step") {
     CHECK(W->vt->all_reduce(W, win[0], 4, DT_I32, DT_AVG, &E) == DT_EUSER);
     CHECK(W->vt->all_reduce(W, win[0], 4, DT_BOOL, DT_SUM, &E) == DT_EUSER);
     CHECK(W->vt->reduce_scatter(W, win[0], win[1], 4, DT_I64, DT_AVG, &E) == DT_EUSER);
     all_reduce(win[0], 100, DT_I32, DT_SUM);
     settle();
   }
-  T_TEST("messages") {
+  T_TEST ("messages") {
     for (int k = 0; k < NSIZE; k++) {
       OK(ring(W, sizes[k], true));
       OK(ring(W, sizes[k], false));
     }
     settle();
   }
-  T_TEST("split: halves, a reversed order, one rank left out") {
+  T_TEST ("split: halves, a reversed order, one rank left out") {
     dt_comm *c = NULL;
     OK(W->vt->split(W, W->rank % 2, 0, &c, &E));
     CHECK(c && c->size == (W->size + 1 - W->rank % 2) / 2 && c->rank == W->rank / 2);
@@ -341,7 +342,7 @@ int main(int argc, char **argv) {
     if (c) c->vt->close(c);
     settle();
   }
-  T_TEST("ranks that disagree on a collective get an error that names both calls") {
+  T_TEST ("ranks that disagree on a collective get an error that names both calls") {
     dt_comm *c = NULL;
     if (W->size == 1 || W->hosts > 1) {
       T_SKIP("needs two ranks on one host");
@@ -350,14 +351,15 @@ int main(int argc, char **argv) {
       bool odd = c->rank == c->size - 1;
       CHECK(c->vt->all_reduce(c, win[0], odd ? 30000 : 30001, DT_F32, DT_SUM, &E) == DT_ECOMM);
       CHECK(strstr(E.text, "all_reduce of 30000 f32") && strstr(E.text, "all_reduce of 30001 f32"));
-      CHECK((odd ? c->vt->broadcast(c, win[0], 8, 0, &E) : c->vt->all_reduce(c, win[0], 2, DT_F32, DT_SUM, &E)) == DT_ECOMM);
+      CHECK((odd ? c->vt->broadcast(c, win[0], 8, 0, &E) : c->vt->all_reduce(c, win[0], 2, DT_F32, DT_SUM, &E)) ==
+            DT_ECOMM);
       CHECK(strstr(E.text, "broadcast of 8 bytes") && strstr(E.text, "all_reduce of 2 f32"));
       CHECK(c->vt->all_reduce(c, win[0], 8, odd ? DT_F64 : DT_F32, DT_SUM, &E) == DT_ECOMM);
       c->vt->close(c);
       settle();
     }
   }
-  T_TEST("many calls of mixed kinds and sizes, from the communication thread") {
+  T_TEST ("many calls of mixed kinds and sizes, from the communication thread") {
     dt_commq *q = dt_commq_new(&E);
     int calls = 0, rounds = W->oversubscribed ? 300 : 2000;
     int64_t wrong = 0;
@@ -385,4 +387,4 @@ int main(int argc, char **argv) {
   OK(W->vt->free(W, win[0], &E)); /* the other one is left to close */
   t_close();
   W->vt->close(W);
-T_END
+  T_END

@@ -10,7 +10,7 @@ end
 
 local function names(model)
   local out = {}
-  for _, item in ipairs(model:list()) do out[#out + 1] = item.name end
+  for name in model:named_parameters() do out[#out + 1] = name end
   return out
 end
 

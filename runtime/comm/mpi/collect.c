@@ -1,7 +1,7 @@
-/* The collectives. Inside a host a rank reads and writes its peers' buffers where they lie in a shared window ("direct"),
- * or pieces of them that each rank copies into scratch of its own ("staged"); both ways run the same loops on different
- * addresses. Across hosts, the ranks with equal local index form a lane: each lane carries a slice of the data, so that
- * all ranks of a host work at once, and only what was already reduced inside the host travels.
+/* The collectives. Inside a host a rank reads and writes its peers' buffers where they lie in a shared window
+ * ("direct"), or pieces of them that each rank copies into scratch of its own ("staged"); both ways run the same
+ * loops on different addresses. Across hosts, the ranks with equal local index form a lane: each lane carries a slice
+ * of the data, so that all ranks of a host work at once, and only what was already reduced inside the host travels.
  *
  * Sums run over the ranks of a host in rank order, then over hosts in order, in the accumulation type, and are rounded
  * once at the end: the same ranks give the same bits, on all of them. Which way was taken never changes the pieces that
@@ -16,7 +16,8 @@ static void copy(void *to, const void *from, int64_t bytes) {
 }
 static int rank_at(const dtm_comm *c, int host, int local) { return c->rank_at[c->first[host] + local]; }
 static int ranks_on(const dtm_comm *c, int host) { return c->first[host + 1] - c->first[host]; }
-/* The ranks whose parts local rank l of this host cares for: itself, and of other hosts those whose index falls on l. */
+/* The ranks whose parts local rank l of this host cares for: itself, and of other hosts those whose index falls on l.
+ * */
 static bool cares(const dtm_comm *c, int l, int rank) {
   return c->host_of[rank] == c->my_host ? c->local_of[rank] == l : c->local_of[rank] % c->b.local_size == l;
 }
@@ -29,7 +30,7 @@ static dt_status bad_count(int64_t n, dt_err *e) {
 static dt_status across(dtm_comm *c, int64_t m, int acc_type, int out_type, dt_red op, double div, dt_err *e) {
   int hosts = c->b.hosts, me = c->my_host, lane = c->b.local_rank;
   int64_t sa = (int64_t)dt_dtype_size(acc_type), so = (int64_t)dt_dtype_size(out_type), part = (m + hosts - 1) / hosts;
-#define LEN(h) max64(0, min64(part, m - (h) * part))
+#define LEN(h) max64(0, min64(part, m - (h)*part))
   for (int h = 0; h < hosts; h++) {
     c->in[h] = h == me ? c->acc + me * part * sa : c->recv + h * part * sa;
     if (h != me && LEN(me)) DT_TRY(dtm_x_recv(c, (void *)c->in[h], LEN(me) * sa, rank_at(c, h, lane), e));
@@ -69,7 +70,7 @@ dt_status dtm_all_reduce(dt_comm *b, void *buf, int64_t n, int dtype, dt_red op,
   int64_t slice = ((n + lanes - 1) / lanes + 63) / 64 * 64; /* of one lane; whole cache lines */
   int64_t step = direct && b->hosts == 1 ? max64(slice, 1) : max64(c->stage / z / lanes, 1);
   char *mine = c->scratch[me];
-#define PIECE(l) max64(0, min64(min64(step, slice - k), n - (l) * slice - k))
+#define PIECE(l) max64(0, min64(min64(step, slice - k), n - (l)*slice - k))
   for (int64_t k = 0; k < slice; k += step) {
     for (int l = 0; !direct && l < lanes; l++)
       copy(mine + l * step * z, (char *)buf + (l * slice + k) * z, PIECE(l) * z);
@@ -117,7 +118,8 @@ dt_status dtm_reduce_scatter(dt_comm *b, const void *in, void *out, int64_t n, i
     void *to = (char *)out + k * z;
     char *acc = c->acc, *mine = NULL;
     for (int h = 0; h < b->hosts; h++)
-      if (h != c->my_host) DT_TRY(dtm_x_recv(c, c->recv + h * step * sa, m * sa, rank_at(c, h, me % ranks_on(c, h)), e));
+      if (h != c->my_host)
+        DT_TRY(dtm_x_recv(c, c->recv + h * step * sa, m * sa, rank_at(c, h, me % ranks_on(c, h)), e));
     for (int r = 0; r < size; r++) {
       if (!cares(c, me, r)) continue;
       for (int i = 0; i < local; i++)
@@ -143,7 +145,8 @@ dt_status dtm_reduce_scatter(dt_comm *b, const void *in, void *out, int64_t n, i
 
 /* Bytes [from, from + len) of the parts that local rank l cares for, laid end to end in rank order: copy them between
  * `piece` and their places in `out` (parts of `part` bytes). */
-static void carry(const dtm_comm *c, int l, int64_t from, int64_t len, int64_t part, char *piece, char *out, bool pack) {
+static void carry(const dtm_comm *c, int l, int64_t from, int64_t len, int64_t part, char *piece, char *out,
+                  bool pack) {
   for (int r = 0; r < c->b.size && len > 0; r++) {
     if (!cares(c, l, r)) continue;
     if (from >= part) {
@@ -252,7 +255,8 @@ static dt_status relay(dtm_comm *c, char *p, int64_t bytes, int root, dt_err *e)
 dt_status dtm_broadcast(dt_comm *b, void *buf, int64_t bytes, int root, dt_err *e) {
   dtm_comm *c = (dtm_comm *)b;
   if (bytes < 0) return bad_count(bytes, e);
-  if (root < 0 || root >= b->size) return dtm_host->fail(e, DT_EBUG, NULL, "broadcast from rank %d of %d", root, b->size);
+  if (root < 0 || root >= b->size)
+    return dtm_host->fail(e, DT_EBUG, NULL, "broadcast from rank %d of %d", root, b->size);
   int leader = c->host_of[root] == c->my_host ? c->local_of[root] : 0;
   bool lead = leader == b->local_rank;
   char *p = buf;

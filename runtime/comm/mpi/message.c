@@ -1,5 +1,5 @@
-/* Messages: those that collectives exchange across hosts (tag 0 of the communicator), and isend/irecv (tag + 1). All are
- * MPI_Isend and MPI_Irecv of bytes, each below INT_MAX, waited for by polling, so that a stall is noticed. */
+/* Messages: those that collectives exchange across hosts (tag 0 of the communicator), and isend/irecv (tag + 1). All
+ * are MPI_Isend and MPI_Irecv of bytes, each below INT_MAX, waited for by polling, so that a stall is noticed. */
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
@@ -24,9 +24,10 @@ void dtm_stall(const dtm_comm *c, double *since, dtm_kind kind, int64_t n, int p
   if (*since == 0) *since = now;
   if (*since < 0 || now - *since < stall_warn) return; /* negative: told already */
   *since = -1;
-  dtm_host->log(0, "rank %d has waited %.0f s for rank %d in %s (%lld elements or bytes)%s", c->b.rank, stall_warn, peer,
-                dtm_kind_name[kind], (long long)n,
-                stall_abort ? "; ending the job, as DT_STALL_ABORT asks" : "; is that rank alive and in the same step?");
+  dtm_host->log(0, "rank %d has waited %.0f s for rank %d in %s (%lld elements or bytes)%s", c->b.rank, stall_warn,
+                peer, dtm_kind_name[kind], (long long)n,
+                stall_abort ? "; ending the job, as DT_STALL_ABORT asks"
+                            : "; is that rank alive and in the same step?");
   if (stall_abort) MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
@@ -39,7 +40,8 @@ dt_status dtm_check_mpi(int rc, const char *what, dt_err *e) {
 }
 
 /* Until all n requests are done. Polls, first fast, then yielding the core, then in short sleeps. */
-static dt_status poll(const dtm_comm *c, MPI_Request *req, int n, dtm_kind kind, int64_t size, const int *peer, dt_err *e) {
+static dt_status poll(const dtm_comm *c, MPI_Request *req, int n, dtm_kind kind, int64_t size, const int *peer,
+                      dt_err *e) {
   static const struct timespec nap = {0, 20000};
   double since = 0;
   for (int64_t turn = 0;; turn++) {
@@ -65,7 +67,8 @@ dt_status dtm_x_send(dtm_comm *c, const void *buf, int64_t bytes, int to, dt_err
 dt_status dtm_x_recv(dtm_comm *c, void *buf, int64_t bytes, int from, dt_err *e) {
   int i = c->nreq++;
   c->req_peer[i] = from;
-  return dtm_check_mpi(MPI_Irecv(buf, (int)bytes, MPI_BYTE, from, 0, c->all, &c->req[i]), dtm_kind_name[c->call.kind], e);
+  return dtm_check_mpi(MPI_Irecv(buf, (int)bytes, MPI_BYTE, from, 0, c->all, &c->req[i]), dtm_kind_name[c->call.kind],
+                       e);
 }
 dt_status dtm_x_wait(dtm_comm *c, dt_err *e) {
   int n = c->nreq;

@@ -1,8 +1,8 @@
 /* The MPI plug-in's own header: its communicator, shared windows, meeting points and messages.
  *
  * Inside a host ranks work on each other's memory through MPI-3 shared windows and meet at flags in such a window; MPI
- * itself only makes the windows. Across hosts everything is MPI_Isend and MPI_Irecv, polled. Hence every wait is a loop of
- * our own, which notices a stall (shm.c: meet; message.c: dtm_x_wait).
+ * itself only makes the windows. Across hosts everything is MPI_Isend and MPI_Irecv, polled. Hence every wait is a
+ * loop of our own, which notices a stall (shm.c: meet; message.c: dtm_x_wait).
  *
  * Invariant of a meeting: every rank of the host arrives the same number of times in the same order, each time with a
  * signature of the call that it is in; a difference is an error on all of them before data is touched. */
@@ -15,7 +15,13 @@
 extern const dt_comm_host *dtm_host; /* the core's functions; set once by dt_mpi_open */
 
 typedef enum dtm_kind {
-  DTM_ALL_REDUCE, DTM_REDUCE_SCATTER, DTM_ALL_GATHER, DTM_ALL_TO_ALL, DTM_BROADCAST, DTM_BARRIER, DTM_MESSAGE
+  DTM_ALL_REDUCE,
+  DTM_REDUCE_SCATTER,
+  DTM_ALL_GATHER,
+  DTM_ALL_TO_ALL,
+  DTM_BROADCAST,
+  DTM_BARRIER,
+  DTM_MESSAGE
 } dtm_kind;
 extern const char *const dtm_kind_name[];
 
@@ -31,9 +37,9 @@ typedef struct dtm_post {
 } __attribute__((aligned(128))) dtm_post;
 
 enum {
-  DTM_SMALL = 2 << 10,     /* bytes of a slot: an all-reduce up to this size is summed by every rank by itself */
-  DTM_STAGE = 256 << 10,   /* bytes of a piece that passes through scratch inside one host ... */
-  DTM_STAGE_X = 2 << 20,   /* ... and where it is then sent to other hosts */
+  DTM_SMALL = 2 << 10,   /* bytes of a slot: an all-reduce up to this size is summed by every rank by itself */
+  DTM_STAGE = 256 << 10, /* bytes of a piece that passes through scratch inside one host ... */
+  DTM_STAGE_X = 2 << 20, /* ... and where it is then sent to other hosts */
   DTM_MESSAGE_MAX = 1 << 30
 };
 
@@ -53,9 +59,9 @@ typedef struct dtm_window {
   uint64_t uid; /* same on all its ranks, unique on the host; never 0 where there is a peer */
   char *base;   /* this rank's part */
   size_t bytes;
-  char *map;    /* our own mapping of all parts, NULL: MPI's is used */
+  char *map; /* our own mapping of all parts, NULL: MPI's is used */
   size_t map_bytes;
-  char **part;  /* [ranks on this host] by host-wide index (dtm_comm.seat); NULL: not shared */
+  char **part; /* [ranks on this host] by host-wide index (dtm_comm.seat); NULL: not shared */
 } dtm_window;
 
 struct dtm_comm {
@@ -63,38 +69,39 @@ struct dtm_comm {
   MPI_Comm all, host; /* every rank; those on this host */
   bool world;
   /* the layout: hosts are numbered by their lowest rank, ranks of a host in rank order */
-  int my_host, lanes;        /* lanes: the least number of ranks on any host */
-  int *host_of, *local_of;   /* [size] */
-  int *first, *rank_at;      /* rank_at[first[h] + l] is the rank of local l on host h; first has hosts + 1 entries */
-  int *seat;                 /* [local_size] index on the host among all ranks of the job */
+  int my_host, lanes;      /* lanes: the least number of ranks on any host */
+  int *host_of, *local_of; /* [size] */
+  int *first, *rank_at;    /* rank_at[first[h] + l] is the rank of local l on host h; first has hosts + 1 entries */
+  int *seat;               /* [local_size] index on the host among all ranks of the job */
   /* the meeting point */
-  dtm_shared **peer;         /* [local_size] */
-  char **scratch;            /* [local_size] */
+  dtm_shared **peer; /* [local_size] */
+  char **scratch;    /* [local_size] */
   uint32_t seq;
-  dtm_window *shared;        /* the window of all that */
-  int spin;                  /* turns of a waiting loop before it sleeps */
+  dtm_window *shared; /* the window of all that */
+  int spin;           /* turns of a waiting loop before it sleeps */
   /* the call in progress */
   dtm_post call;
-  bool direct;               /* every rank's buffer lies in one window */
-  char **at;                 /* [local_size] then: peers' buffers */
-  const void **in;           /* [max(size, hosts)] and [local_size]: arguments of dtm_reduce */
+  bool direct;     /* every rank's buffer lies in one window */
+  char **at;       /* [local_size] then: peers' buffers */
+  const void **in; /* [max(size, hosts)] and [local_size]: arguments of dtm_reduce */
   void **out;
   /* pieces and messages */
-  int64_t stage;             /* bytes of a half of scratch */
-  int64_t message;           /* most bytes of one message */
-  char *acc, *recv, *res;    /* across hosts: partial sums, those received, the result; 2, 2 and 1 times stage + room */
-  MPI_Request *req;          /* [2 * size] open messages of the call */
+  int64_t stage;          /* bytes of a half of scratch */
+  int64_t message;        /* most bytes of one message */
+  char *acc, *recv, *res; /* across hosts: partial sums, those received, the result; 2, 2 and 1 times stage + room */
+  MPI_Request *req;       /* [2 * size] open messages of the call */
   int *req_peer, nreq;
-  struct dtm_request *idle;  /* isend/irecv: requests for reuse */
+  struct dtm_request *idle; /* isend/irecv: requests for reuse */
 };
 
 /* ---- shm.c ---- */
 /* Collective on c->host; bytes may differ. Zeroed, aligned to 4096. */
 dt_status dtm_window_new(dtm_comm *c, size_t bytes, dtm_window **out, dt_err *e);
-dt_status dtm_window_free(dtm_window *w, dt_err *e); /* collective */
+dt_status dtm_window_free(dtm_window *w, dt_err *e);                /* collective */
 dtm_window *dtm_window_at(const dtm_comm *owner, const void *base); /* NULL: none; base NULL: owner's newest */
 /* Begin a call: meet with its signature, learn whether all buffers are in one window, and where. bytes: of buf. */
-dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes, dt_err *e);
+dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes,
+                    dt_err *e);
 /* Begin a call without a buffer of the caller's (it has been copied into the shared part). */
 dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, dt_err *e);
 dt_status dtm_meet(dtm_comm *c, dt_err *e); /* again, within the call */

@@ -6,22 +6,23 @@
 #include "mpi_comm.h"
 
 const dt_comm_host *dtm_host;
-static int my_host, my_seat;  /* number of this host in the job, this rank's index on it */
-static bool crowded;          /* more ranks than cores on this host */
-static int64_t chunk;         /* DT_COMM_CHUNK, 0: unset */
+static int my_host, my_seat; /* number of this host in the job, this rank's index on it */
+static bool crowded;         /* more ranks than cores on this host */
+static int64_t chunk;        /* DT_COMM_CHUNK, 0: unset */
 static const struct dt_comm_vt vt;
 
 static void *list(int64_t n, size_t size) { return dtm_host->xalloc((size_t)(n ? n : 1) * size); }
 
 static void release(dtm_comm *c) {
   dtm_requests_free(c);
-  void *const owned[] = {c->host_of, c->local_of, c->first, c->rank_at, c->seat, c->peer, c->scratch, c->at, c->in,
-                         c->out, c->acc, c->recv, c->res, c->req, c->req_peer};
+  void *const owned[] = {c->host_of, c->local_of, c->first, c->rank_at, c->seat, c->peer, c->scratch, c->at,
+                         c->in,      c->out,      c->acc,   c->recv,    c->res,  c->req,  c->req_peer};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
   free(c);
 }
 
-/* Number the hosts by their lowest rank and list the ranks of each. who[r]: host and seat of rank r, as known job-wide. */
+/* Number the hosts by their lowest rank and list the ranks of each. who[r]: host and seat of rank r, as known
+ * job-wide. */
 static void lay_out(dtm_comm *c, const int (*who)[2]) {
   int size = c->b.size, hosts = 0;
   int *known = list(size, sizeof(int));
@@ -108,7 +109,8 @@ static dt_status m_alloc(dt_comm *b, size_t bytes, void **p, dt_err *e) {
 static dt_status m_free(dt_comm *b, void *p, dt_err *e) {
   if (!p) return DT_OK;
   dtm_window *w = dtm_window_at((dtm_comm *)b, p);
-  return w ? dtm_window_free(w, e) : dtm_host->fail(e, DT_EBUG, NULL, "free of memory that this communicator did not give");
+  return w ? dtm_window_free(w, e)
+           : dtm_host->fail(e, DT_EBUG, NULL, "free of memory that this communicator did not give");
 }
 static dt_status m_split(dt_comm *b, int color, int key, dt_comm **out, dt_err *e) {
   dtm_comm *c = (dtm_comm *)b;
@@ -132,12 +134,13 @@ static void m_abort(dt_comm *b, int code) {
   _Exit(code);
 }
 
-static const struct dt_comm_vt vt = {"mpi", dtm_all_reduce, dtm_reduce_scatter, dtm_all_gather, dtm_all_to_all,
-                                     dtm_broadcast, dtm_barrier, dtm_isend, dtm_irecv, dtm_wait, m_alloc, m_free,
-                                     m_split, m_close, m_abort};
+static const struct dt_comm_vt vt = {
+    "mpi",     dtm_all_reduce, dtm_reduce_scatter, dtm_all_gather, dtm_all_to_all, dtm_broadcast, dtm_barrier,
+    dtm_isend, dtm_irecv,      dtm_wait,           m_alloc,        m_free,         m_split,       m_close,
+    m_abort};
 
-/* Which ranks share this host, and are they more than its cores? Launchers bind ranks, so the host's cores are the union
- * of what its ranks may use. DT_COMM_HOSTS=k pretends, for tests, that blocks of ranks are k hosts. */
+/* Which ranks share this host, and are they more than its cores? Launchers bind ranks, so the host's cores are the
+ * union of what its ranks may use. DT_COMM_HOSTS=k pretends, for tests, that blocks of ranks are k hosts. */
 static dt_status find_host(MPI_Comm all, int64_t pretend, dt_err *e) {
   int rank, size, local;
   MPI_Comm_rank(all, &rank);
@@ -155,7 +158,8 @@ static dt_status find_host(MPI_Comm all, int64_t pretend, dt_err *e) {
   if (!rc) rc = MPI_Bcast(&my_host, 1, MPI_INT, 0, host); /* a host is named by its lowest rank */
   MPI_Comm_free(&host);
   if (pretend > size)
-    return dtm_host->fail(e, DT_EUSER, NULL, "DT_COMM_HOSTS=%lld, but there are only %d ranks", (long long)pretend, size);
+    return dtm_host->fail(e, DT_EUSER, NULL, "DT_COMM_HOSTS=%lld, but there are only %d ranks", (long long)pretend,
+                          size);
   if (pretend) my_host = (int)(my_host * pretend + rank * pretend / size);
   return dtm_check_mpi(rc, "finding hosts", e);
 }
@@ -180,7 +184,8 @@ dt_status dt_mpi_open(const dt_comm_host *host, dt_comm **out, dt_err *e) {
   /* one thread at a time calls a communicator, but two communicators may be in use at once */
   DT_TRY(dtm_check_mpi(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &have), "starting MPI", e));
   if (have < MPI_THREAD_SERIALIZED)
-    return host->fail(e, DT_ECOMM, NULL, "this MPI library does not let a second thread communicate; install Open MPI 4.1");
+    return host->fail(e, DT_ECOMM, NULL,
+                      "this MPI library does not let a second thread communicate; install Open MPI 4.1");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN); /* errors without a communicator go there */
   DT_TRY(find_host(MPI_COMM_WORLD, hosts, e));

@@ -1,7 +1,7 @@
 /* See reduce.h. Blocks of a few thousand elements pass through an accumulator that stays in the first-level cache; the
- * commonest case, two buffers of f32 summed into both, has a loop of its own. Every loop is compiled for AVX2 and for the
- * plain machine and chosen when the plug-in is loaded. Nothing here contracts a multiplication with an addition, so all
- * machines give the same bits. Called by collect.c. */
+ * commonest case, two buffers of f32 summed into both, has a loop of its own. Every loop is compiled for AVX2 and for
+ * the plain machine and chosen when the plug-in is loaded. Nothing here contracts a multiplication with an addition,
+ * so all machines give the same bits. Called by collect.c. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-trapping-math")
 #endif
@@ -17,11 +17,17 @@ enum { BLOCK = 2048 };
 
 /* 16-bit floats without branches, so that the loops vectorise; the same results as runtime/tensor's. */
 INLINE float as_f32(uint32_t u) {
-  union { uint32_t u; float f; } x = {u};
+  union {
+    uint32_t u;
+    float f;
+  } x = {u};
   return x.f;
 }
 INLINE uint32_t as_u32(float f) {
-  union { float f; uint32_t u; } x = {f};
+  union {
+    float f;
+    uint32_t u;
+  } x = {f};
   return x.u;
 }
 INLINE float load_f16(uint16_t h) {
@@ -44,27 +50,27 @@ INLINE uint16_t store_bf16(float f) {
 }
 #define SAME(x) (x)
 
-typedef void load_fn(void *acc, const void *in, int64_t n);  /* acc = in */
-typedef void fold_fn(void *acc, const void *in, int64_t n);  /* acc = acc op in */
+typedef void load_fn(void *acc, const void *in, int64_t n);   /* acc = in */
+typedef void fold_fn(void *acc, const void *in, int64_t n);   /* acc = acc op in */
 typedef void store_fn(void *out, const void *acc, int64_t n); /* out = acc */
 
-#define LOOP(NAME, A, T, ...)                                                              \
-  CLONES static void NAME(void *restrict acc_, const void *restrict in_, int64_t n) {      \
-    A *restrict acc = acc_;                                                                \
-    const T *restrict in = in_;                                                            \
-    for (int64_t i = 0; i < n; i++) __VA_ARGS__;                                           \
+#define LOOP(NAME, A, T, ...)                                                         \
+  CLONES static void NAME(void *restrict acc_, const void *restrict in_, int64_t n) { \
+    A *restrict acc = acc_;                                                           \
+    const T *restrict in = in_;                                                       \
+    for (int64_t i = 0; i < n; i++) __VA_ARGS__;                                      \
   }
-#define FOLD(NAME, A, T, GET, EXPR)                \
-  LOOP(NAME, A, T, {                               \
-    A a = acc[i], b = GET(in[i]);                  \
-    acc[i] = EXPR;                                 \
+#define FOLD(NAME, A, T, GET, EXPR) \
+  LOOP(NAME, A, T, {                \
+    A a = acc[i], b = GET(in[i]);   \
+    acc[i] = EXPR;                  \
   })
 /* A: accumulation type, T: stored type, U: type in which the sum cannot overflow undefinedly */
-#define FAMILY(S, A, T, U, GET, PUT)                                \
-  LOOP(load_##S##_n, A, T, acc[i] = GET(in[i]))                     \
-  LOOP(store_##S##_n, T, A, acc[i] = PUT(in[i]))                    \
-  FOLD(sum_##S, A, T, GET, (A)((U)a + (U)b))                        \
-  FOLD(max_##S, A, T, GET, a > b || a != a ? a : b)                 \
+#define FAMILY(S, A, T, U, GET, PUT)                \
+  LOOP(load_##S##_n, A, T, acc[i] = GET(in[i]))     \
+  LOOP(store_##S##_n, T, A, acc[i] = PUT(in[i]))    \
+  FOLD(sum_##S, A, T, GET, (A)((U)a + (U)b))        \
+  FOLD(max_##S, A, T, GET, a > b || a != a ? a : b) \
   FOLD(min_##S, A, T, GET, a < b || a != a ? a : b)
 FAMILY(u8, uint8_t, uint8_t, uint8_t, SAME, SAME)
 FAMILY(i32, int32_t, int32_t, uint32_t, SAME, SAME)
@@ -79,7 +85,10 @@ static const struct {
   store_fn *store;
   fold_fn *fold[3]; /* by dt_red */
 } table[DT_NDTYPE] = {
-#define ROW(S) {load_##S##_n, store_##S##_n, {sum_##S, max_##S, min_##S}}
+#define ROW(S)                                                 \
+  {                                                            \
+    load_##S##_n, store_##S##_n, { sum_##S, max_##S, min_##S } \
+  }
     [DT_BOOL] = ROW(u8), [DT_U8] = ROW(u8),     [DT_I32] = ROW(i32), [DT_I64] = ROW(i64),
     [DT_F16] = ROW(f16), [DT_BF16] = ROW(bf16), [DT_F32] = ROW(f32), [DT_F64] = ROW(f64),
 };

@@ -5,12 +5,14 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include "mpi_comm.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the registry: the communication thread looks up while main adds */
+static pthread_mutex_t lock =
+    PTHREAD_MUTEX_INITIALIZER; /* the registry: the communication thread looks up while main adds */
 static dtm_window *windows;
 static uint32_t made; /* windows made by this process; main thread only */
 
@@ -28,12 +30,29 @@ static dt_status no_memory(dtm_window *w, const char *why, dt_err *e) {
   size_t bytes = w->bytes;
   free(w);
   return dtm_host->fail(e, DT_ENOMEM, NULL,
-                        "no memory of %zu bytes a rank (%s); free /dev/shm or enlarge it (docker: --shm-size)", bytes, why);
+                        "no memory of %zu bytes a rank (%s); free /dev/shm or enlarge it (docker: --shm-size)", bytes,
+                        why);
 }
-/* Map the parts a second time, at addresses of our choice. Processors that guess the cache way from a hash of the address
- * (AMD since 2011; M. Lipp et al., "Take A Way", AsiaCCS 2020: bits 12-19 xor bits 27-20, paired) lose most of their speed
- * when a loop walks two buffers whose addresses differ by, say, 64 MB + 8 KB: a reduction measured 7 times slower. Parts
- * that differ by a multiple of 256 MB and a few pages never hash alike. Without address space MPI's own mapping stays. */
+/* Open MPI lets one rank fail for want of room while the others wait for ever, and a full /dev/shm would kill at the
+ * first touch: so look first, and agree. */
+static dt_status check_room(const dtm_comm *c, dtm_window *w, dt_err *e) {
+  struct statvfs fs;
+  int64_t want = (int64_t)w->bytes + ROOM, room = INT64_MAX;
+  if (!statvfs("/dev/shm", &fs)) room = (int64_t)fs.f_bavail * (int64_t)fs.f_frsize;
+  int rc = MPI_Allreduce(MPI_IN_PLACE, &want, 1, MPI_INT64_T, MPI_SUM, c->host);
+  if (!rc) rc = MPI_Allreduce(MPI_IN_PLACE, &room, 1, MPI_INT64_T, MPI_MIN, c->host);
+  if (!rc && want <= room) return DT_OK;
+  char why[128];
+  snprintf(why, sizeof why, "the host's ranks want %lld in /dev/shm, which has %lld", (long long)want, (long long)room);
+  if (!rc) return no_memory(w, why, e);
+  free(w);
+  return dtm_check_mpi(rc, "making a shared window", e);
+}
+
+/* Map the parts a second time, at addresses of our choice. AMD processors guess the cache way from a hash of address
+ * bits 12 to 27 (M. Lipp et al., "Take A Way", AsiaCCS 2020): they lose most of their speed when a loop walks two
+ * buffers whose addresses hash alike, as do 64 MB + 8 KB apart: a reduction measured 7 times slower. Parts that lie a
+ * multiple of 256 MB and a few pages apart hardly ever do. Without address space MPI's own mapping stays. */
 static void remap(dtm_window *w, const dtm_comm *c, const size_t *bytes) {
   size_t n = (size_t)c->b.local_size, most = 1, unit = (size_t)256 << 20;
   for (size_t i = 0; i < n; i++)
@@ -70,6 +89,7 @@ dt_status dtm_window_new(dtm_comm *c, size_t bytes, dtm_window **out, dt_err *e)
   *w = (dtm_window){.owner = c, .win = MPI_WIN_NULL, .bytes = bytes};
   *out = w;
   if (c->b.local_size == 1) return private_memory(w, e);
+  DT_TRY(check_room(c, w, e));
   MPI_Info info;
   MPI_Info_create(&info);
   MPI_Info_set(info, "alloc_shared_noncontig", "true"); /* each part on pages of its own */
@@ -163,10 +183,11 @@ static dt_status disagree(const dtm_comm *c, int i, const dtm_post *p, dt_err *e
       snprintf(text[k], sizeof text[k], "%s of %lld %s, operator %u", dtm_kind_name[q->kind % (DTM_MESSAGE + 1)],
                (long long)q->n, dtm_host->dtype_name((int)(q->dtype % DT_NDTYPE)), q->op);
   }
-  return dtm_host->fail(e, DT_ECOMM, NULL,
-                        "ranks disagree on a collective: rank %d calls %s, rank %d calls %s; every rank must make the same "
-                        "calls in the same order",
-                        c->b.rank, text[0], c->rank_at[c->first[c->my_host] + i], text[1]);
+  return dtm_host->fail(
+      e, DT_ECOMM, NULL,
+      "ranks disagree on a collective: rank %d calls %s, rank %d calls %s; every rank must make the same "
+      "calls in the same order",
+      c->b.rank, text[0], c->rank_at[c->first[c->my_host] + i], text[1]);
 }
 
 dt_status dtm_meet(dtm_comm *c, dt_err *e) {
@@ -189,7 +210,8 @@ dt_status dtm_meet(dtm_comm *c, dt_err *e) {
       }
       dt_comm_relax();
     }
-    if (!st && (p->kind != m->kind || p->dtype != m->dtype || p->op != m->op || p->n != m->n)) st = disagree(c, i, p, e);
+    if (!st && (p->kind != m->kind || p->dtype != m->dtype || p->op != m->op || p->n != m->n))
+      st = disagree(c, i, p, e);
   }
   return st;
 }
@@ -200,7 +222,8 @@ dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t
   return dtm_meet(c, e);
 }
 
-dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes, dt_err *e) {
+dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes,
+                    dt_err *e) {
   c->call.kind = kind, c->call.dtype = (uint32_t)dtype, c->call.op = (uint32_t)op, c->call.n = n;
   c->direct = c->b.local_size == 1;
   c->at[c->b.local_rank] = (char *)buf;

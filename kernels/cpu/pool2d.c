@@ -1,0 +1,211 @@
+/* Max and average pooling over NCHW, and their gradients. A plane (image, channel) at a time, planes in parallel; a row of
+ * outputs grows tap by tap, so that the inner loop runs along the row. 16-bit floats go through a plane in f32.
+ *
+ * A maximum's index is into H*W of its plane; the first of equals wins, NaN wins over all. Called through the op table. */
+#ifndef T
+#include "k.h"
+#include "m.h"
+
+typedef struct pooling {
+  const dt_view *x, *y;  /* the large and the small image (values or gradients) */
+  const dt_view *index;  /* i32, as y */
+  int64_t planes, H, W, OH, OW, kh, kw, sy, sx, py, px, dy, dx;
+  bool whole;            /* average over the whole window, padding too */
+  char *ws;
+  size_t each;
+} pooling;
+
+/* outputs [lo, hi) whose tap at `shift` falls inside of n */
+static inline void inside(int64_t n, int64_t out, int64_t stride, int64_t shift, int64_t *lo, int64_t *hi) {
+  *lo = shift < 0 ? (-shift + stride - 1) / stride : 0;
+  *hi = shift >= n ? 0 : K_MIN(out, (n - 1 - shift) / stride + 1);
+}
+
+#define K_TEMPLATE "pool2d.c"
+#include "k_twice.h"
+
+static pooling setup(const dt_view *x, const dt_view *y, const dt_attr *a, bool dilated) {
+  pooling p = {.x = x, .y = y, .planes = x->t.dim[0] * x->t.dim[1], .H = x->t.dim[2], .W = x->t.dim[3],
+               .OH = y->t.dim[2], .OW = y->t.dim[3], .dy = 1, .dx = 1};
+  if (!a) return p; /* the maximum's gradient needs the index alone */
+  p.kh = a[0].i, p.kw = a[1].i, p.py = a[4].i, p.px = a[5].i;
+  p.sy = a[2].i ? a[2].i : p.kh, p.sx = a[3].i ? a[3].i : p.kw;
+  if (dilated) p.dy = a[6].i, p.dx = a[7].i;
+  return p;
+}
+/* a plane of each, a row of sums */
+static size_t each_of(const dt_type *x, const dt_type *y) {
+  const size_t z = k_csize(x->dtype);
+  return k_round64((size_t)(x->dim[2] * x->dim[3]) * z) + k_round64((size_t)(y->dim[2] * y->dim[3]) * z) +
+         k_round64((size_t)y->dim[3] * z);
+}
+static void planes(dt_call *c, pooling *p, k_fn *f32, k_fn *f64) {
+  p->ws = c->ws, p->each = each_of(&p->x->t, &p->y->t);
+  k_par(c->pool, p->planes, k_grain(p->H * p->W * 4), p->x->t.dtype == DT_F64 ? f64 : f32, p);
+}
+static size_t forward_ws(const dt_call *c, int threads) { return (size_t)threads * each_of(&c->in[0].t, &c->out[0].t); }
+static size_t backward_ws(const dt_call *c, int threads) { return (size_t)threads * each_of(&c->out[0].t, &c->in[0].t); }
+
+static void run_max(dt_call *c) {
+  pooling p = setup(&c->in[0], &c->out[0], c->attr, true);
+  p.index = &c->out[1];
+  planes(c, &p, max_f32, max_f64);
+}
+static void run_max_bwd(dt_call *c) {
+  pooling p = setup(&c->out[0], &c->in[0], NULL, false);
+  p.index = &c->in[1];
+  planes(c, &p, max_bwd_f32, max_bwd_f64);
+}
+static void run_avg(dt_call *c) {
+  pooling p = setup(&c->in[0], &c->out[0], c->attr, false);
+  p.whole = c->attr[6].i;
+  planes(c, &p, avg_f32, avg_f64);
+}
+static void run_avg_bwd(dt_call *c) {
+  pooling p = setup(&c->out[0], &c->in[0], c->attr, false);
+  p.whole = c->attr[6].i;
+  planes(c, &p, avg_bwd_f32, avg_bwd_f64);
+}
+const dt_kernel K(kernel_max_pool2d) = {.run = run_max, .workspace = forward_ws};
+const dt_kernel K(kernel_max_pool2d_bwd) = {.run = run_max_bwd, .workspace = backward_ws};
+const dt_kernel K(kernel_avg_pool2d) = {.run = run_avg, .workspace = forward_ws};
+const dt_kernel K(kernel_avg_pool2d_bwd) = {.run = run_avg_bwd, .workspace = backward_ws};
+#else
+
+/* plane k of v where it lies, or a buffer that load/keep fill and store */
+static T *F(plane)(const dt_view *v, int64_t k, int64_t n, T *buf) {
+  return dt_dtype_size(v->t.dtype) == sizeof(T) ? (T *)v->p + k * n : buf;
+}
+static const T *F(load)(const dt_view *v, int64_t k, int64_t n, T *buf) {
+  T *p = F(plane)(v, k, n, buf);
+  if (p == buf) K_LOAD(buf, k_at(v->p, v->t.dtype, k * n), v->t.dtype, 1, n);
+  return p;
+}
+static void F(keep)(const dt_view *v, int64_t k, int64_t n, const T *buf, const T *p) {
+  if (p == buf) K_STORE(k_at(v->p, v->t.dtype, k * n), v->t.dtype, 1, p, n);
+}
+static void F(buffers)(const pooling *p, int part, T **x, T **y, T **row) {
+  char *at = p->ws + (size_t)part * p->each;
+  *x = (T *)(void *)at, at += k_round64((size_t)(p->H * p->W) * sizeof(T));
+  *y = (T *)(void *)at, at += k_round64((size_t)(p->OH * p->OW) * sizeof(T));
+  *row = (T *)(void *)at;
+}
+
+/* best and where it was, for outputs of a row: a tap at a time */
+static inline void F(take)(T *best, int32_t *at, const T *x, int64_t stride, int64_t n, int32_t first) {
+#define TAKE(s)                                              \
+  K_IVDEP for (int64_t i = 0; i < n; i++) {                  \
+    T v = x[i * s];                                          \
+    int more = (v > best[i]) | (v != v);                     \
+    best[i] = more ? v : best[i];                            \
+    at[i] = more ? first + (int32_t)(i * s) : at[i];         \
+  }
+  if (stride == 2) {
+    TAKE(2)
+  } else if (stride == 1) {
+    TAKE(1)
+  } else {
+    TAKE(stride)
+  }
+#undef TAKE
+}
+static void F(max)(void *ctx, int64_t begin, int64_t end, int part) {
+  const pooling *p = ctx;
+  T *xb, *yb, *row;
+  F(buffers)(p, part, &xb, &yb, &row);
+  for (int64_t k = begin; k < end; k++) {
+    const T *x = F(load)(p->x, k, p->H * p->W, xb);
+    T *y = F(plane)(p->y, k, p->OH * p->OW, yb);
+    for (int64_t u = 0; u < p->OH; u++) {
+      T *best = y + u * p->OW;
+      int32_t *at = (int32_t *)p->index->p + (k * p->OH + u) * p->OW;
+      int64_t y0 = u * p->sy - p->py;
+      while (y0 < 0) y0 += p->dy;
+      for (int64_t v = 0; v < p->OW; v++) {
+        int64_t x0 = v * p->sx - p->px;
+        while (x0 < 0) x0 += p->dx;
+        best[v] = -(T)INFINITY, at[v] = (int32_t)(y0 * p->W + x0); /* the window's first element, if all are -inf */
+      }
+      for (int64_t r = 0; r < p->kh; r++) {
+        const int64_t h = u * p->sy - p->py + r * p->dy;
+        if (h < 0 || h >= p->H) continue;
+        for (int64_t s = 0, lo, hi; s < p->kw; s++) {
+          const int64_t shift = s * p->dx - p->px;
+          inside(p->W, p->OW, p->sx, shift, &lo, &hi);
+          const int64_t from = h * p->W + lo * p->sx + shift;
+          F(take)(best + lo, at + lo, x + from, p->sx, hi - lo, (int32_t)from);
+        }
+      }
+    }
+    F(keep)(p->y, k, p->OH * p->OW, yb, y);
+  }
+}
+static void F(max_bwd)(void *ctx, int64_t begin, int64_t end, int part) {
+  const pooling *p = ctx;
+  T *xb, *yb, *row;
+  F(buffers)(p, part, &xb, &yb, &row);
+  const int64_t n = p->OH * p->OW;
+  for (int64_t k = begin; k < end; k++) {
+    const T *gy = F(load)(p->y, k, n, yb);
+    T *gx = F(plane)(p->x, k, p->H * p->W, xb);
+    const int32_t *at = (const int32_t *)p->index->p + k * n;
+    memset(gx, 0, (size_t)(p->H * p->W) * sizeof(T));
+    for (int64_t i = 0; i < n; i++) gx[at[i]] += gy[i];
+    F(keep)(p->x, k, p->H * p->W, xb, gx);
+  }
+}
+
+/* one over the number of elements that output (u, v) averages over */
+static T F(share)(const pooling *p, int64_t u, int64_t v) {
+  if (p->whole) return (T)1 / (T)(p->kh * p->kw);
+  int64_t h = u * p->sy - p->py, w = v * p->sx - p->px;
+  return (T)1 / (T)((K_MIN(h + p->kh, p->H) - K_MAX(h, 0)) * (K_MIN(w + p->kw, p->W) - K_MAX(w, 0)));
+}
+static void F(avg)(void *ctx, int64_t begin, int64_t end, int part) {
+  const pooling *p = ctx;
+  T *xb, *yb, *row;
+  F(buffers)(p, part, &xb, &yb, &row);
+  for (int64_t k = begin; k < end; k++) {
+    const T *x = F(load)(p->x, k, p->H * p->W, xb);
+    T *y = F(plane)(p->y, k, p->OH * p->OW, yb);
+    for (int64_t u = 0; u < p->OH; u++) {
+      T *sum = y + u * p->OW;
+      memset(sum, 0, (size_t)p->OW * sizeof(T));
+      for (int64_t r = 0; r < p->kh; r++) {
+        const int64_t h = u * p->sy - p->py + r;
+        if (h < 0 || h >= p->H) continue;
+        for (int64_t s = 0, lo, hi; s < p->kw; s++) {
+          inside(p->W, p->OW, p->sx, s - p->px, &lo, &hi);
+          const T *f = x + h * p->W + s - p->px;
+          K_IVDEP for (int64_t v = lo; v < hi; v++) sum[v] += f[v * p->sx];
+        }
+      }
+      for (int64_t v = 0; v < p->OW; v++) sum[v] *= F(share)(p, u, v);
+    }
+    F(keep)(p->y, k, p->OH * p->OW, yb, y);
+  }
+}
+static void F(avg_bwd)(void *ctx, int64_t begin, int64_t end, int part) {
+  const pooling *p = ctx;
+  T *xb, *yb, *row;
+  F(buffers)(p, part, &xb, &yb, &row);
+  for (int64_t k = begin; k < end; k++) {
+    const T *gy = F(load)(p->y, k, p->OH * p->OW, yb);
+    T *gx = F(plane)(p->x, k, p->H * p->W, xb);
+    memset(gx, 0, (size_t)(p->H * p->W) * sizeof(T));
+    for (int64_t u = 0; u < p->OH; u++) {
+      for (int64_t v = 0; v < p->OW; v++) row[v] = gy[u * p->OW + v] * F(share)(p, u, v);
+      for (int64_t r = 0; r < p->kh; r++) {
+        const int64_t h = u * p->sy - p->py + r;
+        if (h < 0 || h >= p->H) continue;
+        for (int64_t s = 0, lo, hi; s < p->kw; s++) {
+          inside(p->W, p->OW, p->sx, s - p->px, &lo, &hi);
+          T *f = gx + h * p->W + s - p->px;
+          K_IVDEP for (int64_t v = lo; v < hi; v++) f[v * p->sx] += row[v];
+        }
+      }
+    }
+    F(keep)(p->x, k, p->H * p->W, xb, gx);
+  }
+}
+#endif

@@ -1,0 +1,231 @@
+-- Mistakes that people make, and what each must be answered with. tests/lua/bad_input_spec.lua runs them.
+--
+-- A case is a script (bad.lua) in an empty folder and the words after its name. The script is a small whole job of which some keys
+-- are replaced, or any text (script = ...). `says` is a Lua pattern for the message: what was wrong, then what to do. `line` is the
+-- line in bad.lua that the message must name. files: name -> contents. ranks: also run on that many ranks, where every rank
+-- must end within seconds. makes: a file that the run may leave behind.
+local M = { list = {} }
+
+local order = { "before", "model", "loss", "data", "batch", "optimizer", "steps" }
+local line_of = { before = 3, job = 4, model = 5, loss = 6, data = 7, batch = 8, optimizer = 9, steps = 10, more = 11 }
+local usual = {
+  model = "nn.Linear(10, 5)", loss = "nn.MSE()", data = "data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }",
+  batch = "32", optimizer = "optim.SGD { lr = 0.01 }", steps = "3", before = "",
+}
+
+--- The script of a case.
+function M.script(case)
+  if case.script then return case.script end
+  local lines = { 'local dt = require "dtrain"', "local nn, optim, data = dt.nn, dt.optim, dt.data" }
+  for _, key in ipairs(order) do
+    local text = case[key] or usual[key]
+    if key == "model" then lines[#lines + 1] = "return dt.job {" end
+    lines[#lines + 1] = key == "before" and text or ("  %s = %s,"):format(key, text)
+  end
+  lines[#lines + 1] = "  " .. (case.more or "")
+  lines[#lines + 1] = "}"
+  return table.concat(lines, "\n") .. "\n"
+end
+
+local function case(name, c)
+  c.name = name
+  c.line = line_of[c.line] or c.line
+  M.list[#M.list + 1] = c
+end
+
+local function u32(n) return (">I4"):pack(n) end
+local function idx_images(n, bytes) return u32(0x00000803) .. u32(n) .. u32(4) .. u32(4) .. ("\1"):rep(bytes) end
+local function idx_labels(n, bytes) return u32(0x00000801) .. u32(n) .. ("\1"):rep(bytes) end
+local idx = 'data.idx { images = "x.idx", labels = "y.idx", transforms = { data.flatten() } }'
+
+-- ---- names and options ----
+case("unknown key of the job", { more = "learning_rate = 1,", line = "job", says = "no option 'learning_rate'; did you mean '", ranks = 2 })
+case("misspelt key of the job", { more = "precison = 'bf16',", line = "job", says = "no option 'precison'; did you mean 'precision'" })
+case("missing model", { model = "nil", line = "job", says = "needs 'model'.*missing", ranks = 2 })
+case("missing loss", { loss = "nil", line = "job", says = "needs 'loss'.*missing" })
+case("missing optimizer", { optimizer = "nil", line = "job", says = "needs 'optimizer'.*missing" })
+case("missing data", { data = "nil", line = "job", says = "needs 'data'.*missing" })
+case("missing steps", { steps = "nil", line = "job", says = "steps or epochs, or %-%-steps" })
+case("unknown precision", { more = "precision = 'fp16',", line = "job", says = "fp16.*did you mean 'f16'" })
+case("unknown layer", { model = "nn.Lnear(10, 5)", line = "model", says = "nn.Lnear does not exist; did you mean 'nn.Linear'" })
+case("unknown optimizer", { optimizer = "optim.Adamw { lr = 1 }", line = "optimizer", says = "did you mean 'optim.AdamW'" })
+case("unknown data set", { data = "data.mnist {}", line = "data", says = "data.mnist does not exist; did you mean 'data%." })
+case("unknown operation", { before = "dt.sofmax(dt.zeros { 2 })", line = "before", says = "did you mean 'dt.softmax'" })
+case("unknown option of an optimizer", { optimizer = "optim.SGD { lr = 1, momentm = 0.9 }", line = "optimizer",
+  says = "no option 'momentm'; did you mean 'momentum'" })
+case("unknown option of a layer", { model = "nn.Linear(10, 5, { biass = false })", line = "model", says = "no option 'biass'; did you mean 'bias'" })
+case("unknown option of a data set", { data = "data.synthetic { input = { 10 } }", line = "data", says = "did you mean 'inputs'" })
+case("unknown metric", { more = "eval = { data = data.synthetic { inputs = {10}, targets = {5} }, metrics = { 'acuracy' } },", line = "job",
+  says = "no metric 'acuracy'; did you mean 'accuracy'" })
+case("no learning rate", { optimizer = "optim.define { update = function(p) return p end } {}", line = "optimizer", says = "needs a learning rate; write" })
+case("negative learning rate", { optimizer = "optim.SGD { lr = -1 }", line = "optimizer", says = "lr wants a number of at least 0" })
+case("betas of another length", { optimizer = "optim.Adam { lr = 1, betas = { 0.9 } }", line = "optimizer", says = "betas wants 2 numbers" })
+case("clip of another type", { more = "clip = true,", line = "job", says = "clip wants a number" })
+case("a class instead of an instance", { model = "nn.ReLU", line = "job", says = "class.*make an instance" })
+case("steps and epochs", { more = "epochs = 2,", line = "job", says = "both steps and epochs; give one" })
+case("zero batch", { batch = "0", line = "job", says = "batch.*at least 1" })
+case("fractional batch", { batch = "2.5", line = "job", says = "batch.*whole number" })
+case("micro above global", { batch = "{ global = 4, micro = 8 }", line = "job", says = "micro 8 is more than global 4" })
+case("tensor parallelism", { more = "parallel = { tensor = 2 },", line = "job", says = "tensor = 2.*tensor = 1", ranks = 2 })
+case("another number of ranks than asked for", { more = "parallel = { data = 4 },", line = "job", says = "data = 4.*mpirun %-n 4", ranks = 2 })
+case("warm-up longer than the run", { more = "schedule = optim.warmup_cosine { warmup = 20, total = 10 },", line = "more",
+  says = "total 10 must be more than warmup 20" })
+case("a schedule that is a number", { more = "schedule = 3,", line = "job", says = "schedule" })
+
+-- ---- shapes and types in the model ----
+case("wrong width between layers", { model = "nn.Sequential { nn.Linear(10, 20), nn.ReLU(), nn.Linear(30, 5) }", line = "model",
+  says = "20.*30", ranks = 2 })
+case("model for other inputs", { model = "nn.Linear(12, 5)", line = "model", says = "10.*12", ranks = 2 })
+case("output and targets of other shapes", { model = "nn.Linear(10, 7)", says = "7.*5", ranks = 2 })
+case("width not divisible by heads", { line = "model",
+  model = "nn.GPT { vocab = 50, layers = 1, heads = 12, width = 770, context = 8 }",
+  data = "data.synthetic { tokens = 50, context = 8 }", loss = "nn.CrossEntropy()", says = "width 770.*heads 12; 768 or 780 would", ranks = 2 })
+case("context longer than the model's", { line = "model", loss = "nn.CrossEntropy()",
+  model = "nn.GPT { vocab = 50, layers = 1, heads = 2, width = 8, context = 8 }", data = "data.synthetic { tokens = 50, context = 16 }",
+  says = "16 tokens.*context is 8" })
+case("labels for a loss of numbers", { data = "data.synthetic { inputs = { 10 }, classes = 5 }", says = "targets are {32}; their shapes must be equal" })
+case("numbers for a loss of labels", { loss = "nn.CrossEntropy()", says = ";" })
+case("a kernel larger than the image", { model = "nn.Conv2d(1, 4, 9)", line = "model",
+  data = "data.synthetic { inputs = { 1, 5, 5 }, classes = 4 }", loss = "nn.CrossEntropy()", says = "9" })
+case("channels that groups do not divide", { model = "nn.Conv2d(3, 4, 3, { groups = 2 })", line = "model", says = "groups" })
+case("comparing a symbolic tensor", { line = 3, ranks = 2,
+  before = "local M = nn.module 'M' function M:init() self.l = nn.Linear(10, 5) end function M:forward(x) if x > 0 then x = -x end return self.l(x) end",
+  model = "M()", says = "symbolic tensor has no value to compare.*dt.where" })
+case("item of a symbolic tensor", { line = 3,
+  before = "local M = nn.module 'M' function M:init() self.l = nn.Linear(10, 5) end function M:forward(x) return self.l(x) * x:item() end",
+  model = "M()", says = "item" })
+case("forward is missing", { before = "local M = nn.module 'M'", model = "M()", says = "M has no forward; define function M:forward" })
+case("forward returns nothing", { before = "local M = nn.module 'M' function M:forward() end", model = "M()", says = "forward returned nothing; it must" })
+case("calling a value", { model = "nn.Linear(10, 5)()", says = "must be a tensor" , line = "model" })
+case("a loss that is no scalar", { loss = "function(y, t) return (y - t) * (y - t) end", says = "scalar" })
+case("a Lua error in forward", { line = 3, ranks = 2,
+  before = "local M = nn.module 'M' function M:forward(x) return x + nothing.at.all end", model = "M()", says = "nothing" })
+case("tensors of other shapes", { before = "local z = dt.zeros { 2, 3 } + dt.zeros { 2, 4 }", line = "before",
+  says = "3 and 4.*;" })
+case("a dim that is not there", { before = "local z = dt.zeros({ 2, 3 }):sum(5)", line = "before", says = "no dim 5" })
+case("reshape to another size", { before = "local z = dt.zeros({ 2, 3 }):reshape { 4, 2 }", line = "before", says = "6.*8" })
+case("an unknown dtype", { before = "local z = dt.zeros({ 2 }, 'float8')", line = "before", says = "float8.*;" })
+case("a ragged list", { before = "local z = dt.tensor { { 1, 2 }, { 3 } }", line = "before", says = "needs equal lengths" })
+case("an optimizer that returns nothing", { before = "local O = optim.define { update = function(p, g, s, h) end }",
+  optimizer = "O { lr = 1 }", says = "update must return the new parameter" })
+case("an optimizer's unknown state", { before = "local O = optim.define { state = { 'm' }, update = function(p, g, s, h) return p - s.mm end }",
+  optimizer = "O { lr = 1 }", line = 3, says = "no state 'mm'; did you mean 'm'" })
+case("nothing to train", { model = "nn.ReLU()", data = "data.synthetic { inputs = { 5 }, targets = { 5 } }", says = "no trainable parameter" })
+
+-- ---- files ----
+case("missing IDX file", { data = idx, line = "data", says = "x.idx.*;", ranks = 2 })
+case("truncated IDX file", { data = idx, line = "data", files = { ["x.idx"] = idx_images(10, 100), ["y.idx"] = idx_labels(10, 10) },
+  says = "x.idx.*;", ranks = 2 })
+case("no IDX file", { data = idx, line = "data", files = { ["x.idx"] = "hello, world, this is text", ["y.idx"] = idx_labels(10, 10) },
+  says = "x.idx.*IDX.*;" })
+case("more images than labels", { data = idx, line = "data",
+  files = { ["x.idx"] = idx_images(10, 160), ["y.idx"] = idx_labels(9, 9) }, says = "10.*9", ranks = 2 })
+case("empty IDX file", { data = idx, line = "data", files = { ["x.idx"] = "", ["y.idx"] = "" }, says = "x.idx" })
+case("label beyond the classes", { data = idx, model = "nn.Linear(16, 3)", loss = "nn.CrossEntropy()", ranks = 2,
+  files = { ["x.idx"] = idx_images(40, 640), ["y.idx"] = u32(0x00000801) .. u32(40) .. ("\7"):rep(40) }, says = "step 1.*cross_entropy" })
+case("text shorter than the context", { data = "data.text { file = 'a.txt', context = 100 }", files = { ["a.txt"] = "short" },
+  line = "data", says = "5 bytes.*101", ranks = 2 })
+case("missing text file", { data = "data.text { file = 'none.txt', context = 8 }", line = "data", says = "none.txt.*;", ranks = 2 })
+case("a folder instead of a file", { data = "data.text { file = '.', context = 8 }", line = "data", says = ";" })
+case("bad .npy", { data = "data.npy { inputs = 'x.npy' }", files = { ["x.npy"] = "\x93NUMPY\1\0\x10\0{'descr': '<f4'" }, line = "data",
+  says = "x.npy.*;" })
+case("no .npy", { data = "data.npy { inputs = 'x.npy' }", files = { ["x.npy"] = "nothing of the kind" }, line = "data", says = "x.npy.*;" })
+case("CSV with a word among numbers", { data = "data.csv { file = 'x.csv', targets = 'b' }", line = "data",
+  files = { ["x.csv"] = "a,b\n1,2\n3,four\n" }, says = "x.csv.*3.*four" })
+case("CSV without the column", { data = "data.csv { file = 'x.csv', targets = 'c' }", line = "data",
+  files = { ["x.csv"] = "a,b\n1,2\n" }, says = 'no column "c"'  })
+case("CSV with a short line", { data = "data.csv { file = 'x.csv', targets = 'b' }", line = "data",
+  files = { ["x.csv"] = "a,b\n1,2\n3\n" }, says = "x.csv" })
+case("CIFAR file of an odd size", { data = "data.cifar10 { files = { 'x.bin' } }", line = "data", files = { ["x.bin"] = ("x"):rep(5000) },
+  says = "x.bin.*3073" })
+case("a split of more than all", { data = "data.synthetic { inputs = {10}, targets = {5}, split = { train = 0.9, valid = 0.2 } }",
+  line = "data", says = "add up to 1.1" })
+case("a negative split", { data = "data.synthetic { inputs = {10}, targets = {5}, split = { train = -1 } }", line = "data",
+  says = "train wants a number above 0" })
+case("bad safetensors", { before = "dt.load 'x.safetensors'", files = { ["x.safetensors"] = ("\255"):rep(40) }, line = "before",
+  says = "x.safetensors.*;" })
+case("load of an unknown kind", { before = "dt.load 'x.pt'", files = { ["x.pt"] = "abc" }, line = "before", says = "x.pt" })
+case("save to a folder that is not there", { before = "dt.save('no/such/x.safetensors', { a = dt.zeros { 2 } })", line = "before",
+  says = "no/such" })
+case("a data function that fails", { data = "data.from(function(i) if i == 7 then error 'seven is bad' end return { 1.5, 2 }, { 3.5 } end, 20)",
+  model = "nn.Linear(2, 1)", line = "data", says = "seven is bad", ranks = 2 })
+case("a data function of changing shape", { model = "nn.Linear(2, 1)", line = "data", says = "",
+  data = "data.from(function(i) return i == 5 and { 1.5, 2, 3 } or { 1.5, 2 }, { 3.5 } end, 20)" })
+
+-- ---- runs ----
+case("more ranks than samples", { data = "data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 1 }", alone = false, ranks = 2,
+  line = "job", says = "2 ranks share 1 sample; start at most 1 rank" })
+case("non-finite loss", { optimizer = "optim.SGD { lr = 1e30 }", steps = "20", says = "step %d+.*;", ranks = 2 })
+case("a NaN from the first step", { loss = "function(y, t) return dt.log(dt.mean(y) * 0 - 1) end", says = "step 1.*log", ranks = 2 })
+case("NaN in the data", { data = "data.tensors { inputs = dt.full({ 8, 10 }, 0 / 0), targets = dt.zeros { 8, 5 } }", says = "step 1" })
+case("an error on one rank only", { before = "if dt.rank() == dt.size() - 1 then error 'this rank has had enough' end", line = 3,
+  says = "this rank has had enough", ranks = 3 })
+case("another model on one rank", { model = "nn.Linear(10, 5, { bias = dt.rank() ~= 1 })", alone = false, ranks = 2,
+  says = "rank 0.*rank 1.*;" })
+case("another learning rate on one rank", { optimizer = "optim.SGD { lr = 0.01, momentum = dt.rank() == 1 and 0.5 or 0.9 }", alone = false,
+  ranks = 2, says = "rank 0.*rank 1.*;" })
+case("another collective on one rank", { before = "if dt.rank() == 0 then dt.barrier() else dt.all_reduce(dt.zeros { 3 }) end",
+  alone = false, ranks = 2, line = 3, says = "different collectives: rank 0 barrier.*rank 1 all_reduce.*;" })
+case("collectives of other sizes", { before = "dt.all_reduce(dt.zeros { 3 + dt.rank() })", alone = false, ranks = 2, line = 3,
+  says = "different collectives: rank 0 all_reduce sum of f32%[3%].*rank 1 all_reduce sum of f32%[4%].*;" })
+case("os.exit with a code in one rank", { before = "if dt.rank() == 1 then os.exit(3) end", alone = false, ranks = 2, says = "" })
+case("os.exit as if all were well in one rank", { before = "if dt.rank() == 1 then os.exit(0) end", alone = false, ranks = 2, says = "" })
+case("one rank leaves the loop early", { alone = false, ranks = 2, says = "", script = [[
+local dt = require "dtrain"
+local nn, optim, data = dt.nn, dt.optim, dt.data
+local engine = dt.engine(dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 32, optimizer = optim.SGD { lr = 0.01 },
+  data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }, steps = 9 })
+for step, batch in engine:batches() do
+  if step == 4 and dt.rank() == 1 then break end
+  engine:step(batch)
+end
+]] })
+case("a rank is killed", { alone = false, ranks = 2, says = "", script = [[
+local dt = require "dtrain"
+local nn, optim, data = dt.nn, dt.optim, dt.data
+local engine = dt.engine(dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 32, optimizer = optim.SGD { lr = 0.01 },
+  data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }, steps = 9 })
+for step, batch in engine:batches() do
+  if step == 4 and dt.rank() == 1 then os.execute("kill -9 $PPID") end
+  engine:step(batch)
+end
+]] })
+case("broadcast from a rank that is not there", { before = "dt.broadcast(dt.zeros { 2 }, 7)", line = "before", says = "7", ranks = 2 })
+case("an error in a loop of one's own", { ranks = 2, line = 8, says = "out of patience", script = [[
+local dt = require "dtrain"
+local nn, optim, data = dt.nn, dt.optim, dt.data
+local engine = dt.engine(dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 32, optimizer = optim.SGD { lr = 0.01 },
+  data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }, steps = 9 })
+for step, batch in engine:batches() do
+  engine:step(batch)
+  if step == 3 and dt.rank() == dt.size() - 1 then
+    error("out of patience")
+  end
+end
+]] })
+case("resume without a folder", { words = "--resume auto", says = "resume auto.*checkpoint", line = "job" })
+case("resume from what is not there", { words = "--resume none/at/all", says = "none/at/all", ranks = 2 })
+case("resume from what is no checkpoint", { words = "--resume old", files = { ["old/manifest.json"] = "{", ["old/x"] = "" }, says = "old", ranks = 2 })
+case("out where a file is", { words = "--out x", files = { x = "a file" }, says = "x", ranks = 2 })
+
+-- ---- the command line ----
+case("unknown option", { words = "--stepz 3", says = "unknown option %-%-stepz; did you mean %-%-steps", ranks = 2 })
+case("option without a value", { words = "--steps", says = "%-%-steps needs a value" })
+case("steps that is no number", { words = "--steps many", says = "%-%-steps wants a whole number.*'many'" })
+case("zero steps", { words = "--steps 0", says = "%-%-steps wants a whole number of at least 1" })
+case("unknown device", { words = "--device tpu", says = "device tpu.*cpu" })
+case("too many threads", { words = "--threads 100000", says = "threads" })
+case("a word too many", { words = "3", says = "unexpected '3'" })
+case("both steps and epochs", { words = "--steps 3 --epochs 1", says = "exclude each other" })
+case("a script's option of another type", { before = "dt.args { width = 10 }", words = "--width wide", says = "%-%-width wants a whole number, got 'wide'" })
+case("a script's option that is misspelt", { before = "dt.args { width = 10 }", words = "--widht 3", says = "did you mean %-%-width" })
+case("a choice that is not there", { before = "dt.args { preset = { default = 'a', choices = { 'a', 'b' } } }", words = "--preset c",
+  says = "%-%-preset c.*did you mean" })
+case("reading an option that was not declared", { before = "local a = dt.args { width = 10 } print(a.widht)", line = "before",
+  says = "no 'widht'; did you mean 'width'" })
+case("a syntax error", { script = "local dt = require 'dtrain'\nreturn dt.job {{\n", line = 3, says = "expected", ranks = 2 })
+case("a script that returns something else", { script = "return 7\n", says = "returned 7.*return dt.job" })
+case("a module that is not there", { before = "require 'no.such.module'", line = "before", says = "no.such.module" })
+case("an empty error", { before = "error()", says = "error value that is nil" })
+
+return M
