@@ -79,24 +79,27 @@ static const double *numbers(lua_State *L, const char *fn, const char *name, int
   return v;
 }
 
-/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, nominal = }) */
+/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, nominal =, alone = bool }); alone: a plan for
+ * one rank that this rank runs by itself */
 static int l_exec(lua_State *L) {
   static const char fn[] = "core.exec";
   dt_err e = {0};
   int lr = 0, group_lr = 0;
   int64_t window = 0, hysteresis = 0, n;
+  bool alone = false;
   dt_exec_opts o = {0};
   dtl_plan *p = free_plan(L, fn, 1, 1);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
            {"loss_scale", 'f', &o.loss_scale, NULL}, {"scale_window", 'i', &window, NULL},
-           {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL});
+           {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL},
+           {"alone", 'b', &alone, NULL});
   if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
   o.lr = numbers(L, fn, "lr", lr, &o.nlr);
   o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
   o.groups = (int)n;
   o.scale_window = (int)window, o.hysteresis = (int)hysteresis;
-  dt_ctx *ctx = dtl_ctx(L);
+  dt_ctx *ctx = alone ? dtl_eager_ctx(L) : dtl_ctx(L);
   dtl_exec *b = lua_newuserdatauv(L, sizeof *b, 1);
   *b = (dtl_exec){0};
   luaL_setmetatable(L, DTL_EXEC);

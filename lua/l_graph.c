@@ -296,7 +296,7 @@ static int g_loss(lua_State *L) {
       dtl_fail(L, "the loss's count is %s, but must be one number",
                dt_type_str(dt_type_of(b->g, count), text, sizeof text));
   }
-  b->g->loss = dt_reshape(b->g, loss, 0, NULL);
+  b->g->loss = t->nd ? dt_reshape(b->g, loss, 0, t->dim) : loss;
   b->g->count = count;
   return 0;
 }

@@ -1,7 +1,24 @@
 /* The process's context: communicator, threads, kernels. Called by the bindings once. */
+#include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "dt.h"
+
+/* Cores of the host divided by its ranks. mpirun binds each of one or two ranks to a single core, whatever the host has: unless the
+ * user chose a binding, this rank takes its share of the launcher's cores instead. */
+static int share_of_cores(const dt_comm *c) {
+  cpu_set_t host, mine;
+  if (c->local_size == 1 && !dt_comm_launched()) return dt_cpu_count();
+  if (dt_env("OMPI_MCA_hwloc_base_binding_policy") || sched_getaffinity(getppid(), sizeof host, &host)) return dt_cpu_count();
+  int share = CPU_COUNT(&host) / c->local_size, skip = share * c->local_rank;
+  if (share < 1) return 1;
+  if (dt_cpu_count() >= share) return share;
+  CPU_ZERO(&mine);
+  for (int i = 0, taken = 0; i < CPU_SETSIZE && taken < share; i++)
+    if (CPU_ISSET(i, &host) && skip-- <= 0) CPU_SET(i, &mine), taken++;
+  return sched_setaffinity(0, sizeof mine, &mine) ? dt_cpu_count() : share;
+}
 
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
   *out = NULL;
@@ -11,7 +28,7 @@ dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
     free(c);
     return st;
   }
-  c->threads = threads > 0 ? threads : dt_cpu_count() / c->comm->local_size;
+  c->threads = threads > 0 ? threads : share_of_cores(c->comm);
   if (c->threads < 1) c->threads = 1;
   dt_pool_yield(c->comm->oversubscribed);
   c->pool = dt_pool_new(c->threads, e);

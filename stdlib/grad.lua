@@ -66,11 +66,12 @@ return function(f, model, ...)
     return graph:compile { precision = "f32" }
   end
   local plan = scope.with(s, loss_of)
-  local exec = core.exec(plan, {})
+  local exec = core.exec(plan, { alone = true }) -- no peer takes part
   exec:ready()
   local results = exec:call(0, inputs)
   local grads = {}
   for i, entry in ipairs(entries) do grads[entry.name] = results[i + 1] end
   for _, b in ipairs(buffers) do b[2]:set(exec:get("buffer:" .. b[1]), b[1]) end
+  exec:close()
   return results[1], grads
 end

@@ -41,6 +41,13 @@ static quad quad_of(const dt_view *v, bool bthd) {
 static inline void *quad_at(const quad *q, int64_t b, int64_t h, int64_t t) {
   return k_at(q->p, q->dtype, b * q->sb + h * q->sh + t * q->st);
 }
+/* asks for rows [t0, t0 + n) that will be read soon */
+static void ahead(const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n) {
+  const int64_t end = K_MIN(t0 + n, x == &a->k || x == &a->v ? a->S : a->T_), bytes = a->D * (int64_t)dt_dtype_size(x->dtype);
+  if (x->sd != 1) return;
+  for (int64_t t = t0; t < end; t++)
+    for (int64_t d = 0; d < bytes; d += 64) __builtin_prefetch((const char *)quad_at(x, b, h, t) + d, 0, 2);
+}
 /* keys that query t sees */
 static inline int64_t seen(const att *a, int64_t t) {
   return a->causal ? K_MAX(0, K_MIN(a->S, t + a->S - a->T_ + 1)) : a->S;
@@ -131,31 +138,36 @@ static T *F(take)(char **ws, size_t *bytes, int64_t n) {
   return p;
 }
 
-/* panels of [keys, D] from key k0 on, n keys: as the right side of a product with the scores' rows (keys run along the
- * columns of a panel: panel j at j * NR * D) ... */
+/* panels of [keys, D] as the right side of scores: keys k0 .. k0+n run along the columns, panel j lies at j * D */
 static void F(pack_across)(T *dst, const att *a, const quad *x, int64_t b, int64_t h, int64_t k0, int64_t n) {
   for (int64_t j = 0; j < n; j += NR)
     KF(pack)(dst + j * a->D, quad_at(x, b, h, k0 + j), x->dtype, a->D, K_MIN(NR, n - j), x->sd, x->st);
 }
-/* ... and along the rows of a panel: the panel of columns d at d * n */
-static void F(pack_along)(T *dst, const att *a, const quad *x, int64_t b, int64_t h, int64_t k0, int64_t n) {
-  for (int64_t d = 0; d < a->D; d += NR)
-    KF(pack)(dst + d * n, k_at(quad_at(x, b, h, k0), x->dtype, d * x->sd), x->dtype, n, K_MIN(NR, a->D - d), x->st, x->sd);
-}
-/* n rows in T, times s */
-static void F(rows)(T *dst, const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T s) {
-  for (int64_t i = 0; i < n; i++) {
-    K_LOAD(dst + i * a->D, quad_at(x, b, h, t0 + i), x->dtype, x->sd, a->D);
-    if (s != 1)
-      for (int64_t d = 0; d < a->D; d++) dst[i * a->D + d] *= s;
+/* n rows in T times s, with row stride ld, zeros behind D */
+static void F(get_rows)(T *dst, int64_t ld, const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T s) {
+  for (int64_t i = 0; i < n; i++, dst += ld) {
+    const void *src = quad_at(x, b, h, t0 + i);
+    if (x->sd == 1 && dt_dtype_size(x->dtype) == sizeof(T))
+      for (int64_t d = 0; d < a->D; d++) dst[d] = ((const T *)src)[d] * s;
+    else {
+      K_LOAD(dst, src, x->dtype, x->sd, a->D);
+      if (s != 1)
+        for (int64_t d = 0; d < a->D; d++) dst[d] *= s;
+    }
+    for (int64_t d = a->D; d < ld; d++) dst[d] = 0;
   }
 }
 /* rows [t0, t0+n) of x = s times src[n, ld] */
 static void F(put_rows)(const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T *src, int64_t ld, T s) {
-  for (int64_t i = 0; i < n; i++) {
+  for (int64_t i = 0; i < n; i++, src += ld) {
+    void *dst = quad_at(x, b, h, t0 + i);
+    if (x->sd == 1 && dt_dtype_size(x->dtype) == sizeof(T)) {
+      K_IVDEP for (int64_t d = 0; d < a->D; d++) ((T *)dst)[d] = src[d] * s;
+      continue;
+    }
     if (s != 1)
-      for (int64_t d = 0; d < a->D; d++) src[i * ld + d] *= s;
-    K_STORE(quad_at(x, b, h, t0 + i), x->dtype, x->sd, src + i * ld, a->D);
+      for (int64_t d = 0; d < a->D; d++) src[d] *= s;
+    K_STORE(dst, x->dtype, x->sd, src, a->D);
   }
 }
 
@@ -166,31 +178,30 @@ static int64_t F(sight)(const att *a, int64_t t0, int64_t rows, int64_t k0, int6
 }
 
 /* p[rows, LD] = x[rows, D] panels: only tiles that hold something seen */
-static void F(scores)(const att *a, const T *x, const T *panels, int64_t rows, const int64_t *see, T *p) {
+static void F(scores)(const att *a, const T *x, int64_t ld, const T *panels, int64_t rows, const int64_t *see, T *p) {
   for (int64_t j = 0; j < see[rows - 1]; j += NR)
     for (int64_t i = 0; i < rows; i += K_MR) {
       const int r = (int)K_MIN(K_MR, rows - i);
-      if (see[i + r - 1] > j) KF(tile)(r, a->D, x + i * a->D, a->D, 1, panels + j * a->D, p + i * LD + j, LD, false, NULL);
+      if (see[i + r - 1] > j) KF(tile_ld)(r, a->D, x + i * ld, ld, 1, panels + j * a->D, NR, p + i * LD + j, LD, false, NULL);
     }
 }
-/* c[rows, Dp] (+)= p[rows, keys seen] panels[keys, D]; ks: keys that the panels hold */
-static void F(weigh)(const att *a, const T *p, const T *panels, int64_t ks, int64_t rows, const int64_t *see, T *c, int64_t ldc,
-                     bool acc) {
+/* c[rows] (+)= p[rows, keys seen] x[keys]; c and x have row stride ld */
+static void F(weigh)(const att *a, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see, T *c, bool acc) {
   for (int64_t d = 0; d < a->D; d += NR)
     for (int64_t i = 0; i < rows; i += K_MR) {
       const int r = (int)K_MIN(K_MR, rows - i);
-      KF(tile)(r, see[i + r - 1], p + i * LD, LD, 1, panels + d * ks, c + i * ldc + d, ldc, acc, NULL);
+      KF(tile_ld)(r, see[i + r - 1], p + i * LD, LD, 1, x + d, ld, c + i * ld + d, ld, acc, NULL);
     }
 }
-/* c[keys, Dp] += transpose of p[rows, keys], times panels[rows, D] */
-static void F(weigh_t)(const att *a, const T *p, const T *panels, int64_t rows, const int64_t *see, T *c, int64_t ldc) {
+/* c[keys] += transpose of p[rows, keys], times x[rows] */
+static void F(weigh_t)(const att *a, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see, T *c) {
   const int64_t keys = see[rows - 1];
   for (int64_t d = 0; d < a->D; d += NR) {
     int64_t first = 0;
     for (int64_t j = 0; j < keys; j += K_MR) {
       while (see[first] <= j) first++; /* rows before it see none of these keys */
-      KF(tile)((int)K_MIN(K_MR, keys - j), rows - first, p + first * LD + j, 1, LD, panels + d * rows + first * NR, c + j * ldc + d,
-               ldc, true, NULL);
+      KF(tile_ld)((int)K_MIN(K_MR, keys - j), rows - first, p + first * LD + j, 1, LD, x + first * ld + d, ld, c + j * ld + d, ld, true,
+               NULL);
     }
   }
 }
@@ -213,6 +224,13 @@ static T F(row_max)(const T *p, int64_t n) { /* n > 0, a multiple of VL */
   for (int l = 1; l < VL; l++) r = m[l] > r ? m[l] : r;
   return r;
 }
+static T F(dot)(const T *x, const T *y, int64_t n) { /* n a multiple of VL */
+  V s = {0};
+  for (int64_t j = 0; j < n; j += VL) s += F(ld)(x + j) * F(ld)(y + j);
+  T r = 0;
+  for (int l = 0; l < VL; l++) r += s[l];
+  return r;
+}
 static T F(row_sum)(const T *p, int64_t n) {
   V s = {0};
   for (int64_t j = 0; j < n; j += VL) s += F(ld)(p + j);
@@ -221,18 +239,21 @@ static T F(row_sum)(const T *p, int64_t n) {
   return r;
 }
 
+/* row stride of [n, D]: whole panels, and an odd number of them, so that a column of panels spreads over the cache */
+static int64_t F(stride)(const att *a) { return (k_up(a->D, NR) / NR | 1) * NR; }
+
 /* ---- forward ---- */
 
 typedef struct F(fwd) {
   T *kt, *v, *q, *p, *o;
-  int64_t dp;
+  int64_t ld;
 } F(fwd);
 static size_t F(forward_layout)(const att *a, char *ws, F(fwd) *f) {
   size_t n = 0;
   char **w = ws ? &ws : NULL;
-  f->dp = k_up(a->D, NR);
-  f->kt = F(take)(w, &n, k_up(a->S, NR) * a->D), f->v = F(take)(w, &n, a->S * f->dp);
-  f->q = F(take)(w, &n, ROWS * a->D), f->p = F(take)(w, &n, ROWS * LD), f->o = F(take)(w, &n, ROWS * f->dp);
+  const int64_t ld = f->ld = F(stride)(a);
+  f->kt = F(take)(w, &n, k_up(a->S, NR) * a->D), f->v = F(take)(w, &n, a->S * ld);
+  f->q = F(take)(w, &n, ROWS * ld), f->p = F(take)(w, &n, ROWS * LD), f->o = F(take)(w, &n, ROWS * ld);
   return n;
 }
 static size_t F(forward_ws)(const att *a) {
@@ -241,15 +262,16 @@ static size_t F(forward_ws)(const att *a) {
 }
 
 static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, int64_t strip) {
-  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = seen(a, t0 + rows - 1), dp = f->dp;
+  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = seen(a, t0 + rows - 1), ld = f->ld;
   int64_t see[ROWS];
   T m[ROWS], l[ROWS];
   for (int64_t i = 0; i < rows; i++) m[i] = -(T)INFINITY, l[i] = 0;
-  F(rows)(f->q, a, &a->q, b, h, t0, rows, (T)a->scale);
-  if (end == 0) memset(f->o, 0, (size_t)(rows * dp) * sizeof(T));
+  F(get_rows)(f->q, ld, a, &a->q, b, h, t0, rows, (T)a->scale);
+  ahead(a, &a->q, b, h, t0 + ROWS, ROWS);
+  if (end == 0) memset(f->o, 0, (size_t)(rows * ld) * sizeof(T));
   for (int64_t k0 = 0; k0 < end; k0 += KEYS) {
     F(sight)(a, t0, rows, k0, see);
-    F(scores)(a, f->q, f->kt + k0 * a->D, rows, see, f->p);
+    F(scores)(a, f->q, ld, f->kt + k0 * a->D, rows, see, f->p);
     for (int64_t i = 0; i < rows; i++) {
       T *p = f->p + i * LD;
       const int64_t n = see[i], nv = k_up(n, VL);
@@ -260,33 +282,37 @@ static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, 
       const T keep = m_exp(m[i] - base);
       l[i] = l[i] * keep + F(row_sum)(p, nv), m[i] = to;
       if (k0 > 0)
-        for (int64_t d = 0; d < dp; d++) f->o[i * dp + d] *= keep;
+        for (int64_t d = 0; d < a->D; d++) f->o[i * ld + d] *= keep;
     }
-    F(weigh)(a, f->p, f->v + k0 * NR, a->S, rows, see, f->o, dp, k0 > 0);
+    F(weigh)(a, f->p, f->v + k0 * ld, ld, rows, see, f->o, k0 > 0);
   }
   for (int64_t i = 0; i < rows; i++) {
     const T s = l[i] != 0 ? 1 / l[i] : 0;
-    for (int64_t d = 0; d < a->D; d++) f->o[i * dp + d] *= s;
+    for (int64_t d = 0; d < a->D; d++) f->o[i * ld + d] *= s;
     m[i] += m_log(l[i]);
   }
-  F(put_rows)(a, &a->o, b, h, t0, rows, f->o, dp, 1);
+  F(put_rows)(a, &a->o, b, h, t0, rows, f->o, ld, 1);
   K_STORE(quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, m, rows);
+}
+static void F(forward_keys)(const att *a, const F(fwd) *f, int64_t b, int64_t g, int64_t n) {
+  ahead(a, &a->k, b, g, 0, n);
+  ahead(a, &a->v, b, g, 0, n);
+  F(pack_across)(f->kt, a, &a->k, b, g, 0, n);
+  F(get_rows)(f->v, f->ld, a, &a->v, b, g, 0, n, 1);
 }
 static void F(forward_heads)(const att *a, int64_t unit, char *ws) {
   F(fwd) f;
   F(forward_layout)(a, ws, &f);
   const int64_t b = unit / a->Hk, g = unit % a->Hk, group = a->H / a->Hk;
-  F(pack_across)(f.kt, a, &a->k, b, g, 0, a->S);
-  F(pack_along)(f.v, a, &a->v, b, g, 0, a->S);
+  F(forward_keys)(a, &f, b, g, a->S);
   for (int64_t h = g * group; h < (g + 1) * group; h++)
     for (int64_t s = 0; s < a->strips; s++) F(forward_one)(a, &f, b, h, s);
 }
 static void F(forward_strip)(const att *a, int64_t unit, char *ws) {
   F(fwd) f;
   F(forward_layout)(a, ws, &f);
-  const int64_t s = unit % a->strips, h = unit / a->strips % a->H, b = unit / a->strips / a->H, g = h / (a->H / a->Hk);
-  F(pack_across)(f.kt, a, &a->k, b, g, 0, seen(a, K_MIN(a->T_, (s + 1) * ROWS) - 1));
-  F(pack_along)(f.v, a, &a->v, b, g, 0, a->S);
+  const int64_t s = unit % a->strips, h = unit / a->strips % a->H, b = unit / a->strips / a->H;
+  F(forward_keys)(a, &f, b, h / (a->H / a->Hk), seen(a, K_MIN(a->T_, (s + 1) * ROWS) - 1));
   F(forward_one)(a, &f, b, h, s);
 }
 
@@ -294,19 +320,18 @@ static void F(forward_strip)(const att *a, int64_t unit, char *ws) {
  *      gv = PT go,  W = P (G - c),  gq = scale W k,  gk = WT (scale q) ---- */
 
 typedef struct F(bwd) {
-  T *kt, *vt, *k, *gk, *gv;           /* panels of keys and their gradients, from key k0 on */
-  T *q, *go, *qp, *gop, *p, *w, *gq;  /* a strip */
-  int64_t dp, k0, n;
+  T *kt, *vt, *k, *gk, *gv; /* keys and their gradients, from key k0 on */
+  T *q, *go, *o, *gq, *p, *w; /* a strip; o lies where gq comes to lie */
+  int64_t ld, k0, n;
 } F(bwd);
 static size_t F(backward_layout)(const att *a, char *ws, F(bwd) *f) {
   size_t n = 0;
   char **w = ws ? &ws : NULL;
-  const int64_t dp = f->dp = k_up(a->D, NR), s = k_up(a->S, NR);
-  f->kt = F(take)(w, &n, s * a->D), f->vt = F(take)(w, &n, s * a->D), f->k = F(take)(w, &n, s * dp);
-  f->gk = F(take)(w, &n, s * dp), f->gv = F(take)(w, &n, s * dp);
-  f->q = F(take)(w, &n, ROWS * a->D), f->go = F(take)(w, &n, ROWS * a->D);
-  f->qp = F(take)(w, &n, ROWS * dp), f->gop = F(take)(w, &n, ROWS * dp);
-  f->p = F(take)(w, &n, ROWS * LD), f->w = F(take)(w, &n, ROWS * LD), f->gq = F(take)(w, &n, ROWS * dp);
+  const int64_t ld = f->ld = F(stride)(a), s = k_up(a->S, NR);
+  f->kt = F(take)(w, &n, s * a->D), f->vt = F(take)(w, &n, s * a->D), f->k = F(take)(w, &n, s * ld);
+  f->gk = F(take)(w, &n, s * ld), f->gv = F(take)(w, &n, s * ld);
+  f->q = F(take)(w, &n, ROWS * ld), f->go = F(take)(w, &n, ROWS * ld), f->gq = f->o = F(take)(w, &n, ROWS * ld);
+  f->p = F(take)(w, &n, ROWS * LD), f->w = F(take)(w, &n, ROWS * LD);
   return n;
 }
 static size_t F(backward_ws)(const att *a) {
@@ -316,42 +341,37 @@ static size_t F(backward_ws)(const att *a) {
 /* keys [k0, k0 + n) of head g */
 static void F(backward_keys)(const att *a, F(bwd) *f, int64_t b, int64_t g, int64_t k0, int64_t n, int want) {
   f->k0 = k0, f->n = n;
+  ahead(a, &a->k, b, g, k0, n);
+  ahead(a, &a->v, b, g, k0, n);
   F(pack_across)(f->kt, a, &a->k, b, g, k0, n);
   F(pack_across)(f->vt, a, &a->v, b, g, k0, n);
-  if (want & WANT_Q) F(pack_along)(f->k, a, &a->k, b, g, k0, n);
+  if (want & WANT_Q) F(get_rows)(f->k, f->ld, a, &a->k, b, g, k0, n, 1);
   if (want & WANT_KV)
-    for (int64_t i = 0; i < n * f->dp; i++) f->gk[i] = f->gv[i] = 0;
+    for (int64_t i = 0; i < n * f->ld; i++) f->gk[i] = f->gv[i] = 0;
 }
 static void F(backward_put)(const att *a, const F(bwd) *f, int64_t b, int64_t g) {
-  F(put_rows)(a, &a->gk, b, g, f->k0, f->n, f->gk, f->dp, 1);
-  F(put_rows)(a, &a->gv, b, g, f->k0, f->n, f->gv, f->dp, 1);
+  F(put_rows)(a, &a->gk, b, g, f->k0, f->n, f->gk, f->ld, 1);
+  F(put_rows)(a, &a->gv, b, g, f->k0, f->n, f->gv, f->ld, 1);
 }
 static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h, int64_t strip, int want) {
-  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = K_MIN(f->k0 + f->n, seen(a, t0 + rows - 1)), dp = f->dp;
+  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = K_MIN(f->k0 + f->n, seen(a, t0 + rows - 1)), ld = f->ld;
   int64_t see[ROWS];
   T lse[ROWS], c[ROWS];
-  if (want & WANT_Q) memset(f->gq, 0, (size_t)(rows * dp) * sizeof(T));
   if (end > f->k0) {
-    F(rows)(f->q, a, &a->q, b, h, t0, rows, (T)a->scale);
-    F(rows)(f->go, a, &a->go, b, h, t0, rows, 1);
-    F(rows)(f->qp, a, &a->o, b, h, t0, rows, 1); /* lent until qp is packed */
-    for (int64_t i = 0; i < rows; i++) {
-      T s = 0;
-      for (int64_t d = 0; d < a->D; d++) s += f->go[i * a->D + d] * f->qp[i * a->D + d];
-      c[i] = s;
-    }
+    F(get_rows)(f->q, ld, a, &a->q, b, h, t0, rows, (T)a->scale);
+    F(get_rows)(f->go, ld, a, &a->go, b, h, t0, rows, 1);
+    F(get_rows)(f->o, ld, a, &a->o, b, h, t0, rows, 1);
+    for (int64_t i = 0; i < rows; i++) c[i] = F(dot)(f->go + i * ld, f->o + i * ld, ld);
     K_LOAD(lse, quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, rows);
-    if (want & WANT_KV)
-      for (int64_t d = 0; d < a->D; d += NR) {
-        KF(pack)(f->qp + d * rows, f->q + d, sizeof(T) == 8 ? DT_F64 : DT_F32, rows, K_MIN(NR, a->D - d), a->D, 1);
-        KF(pack)(f->gop + d * rows, f->go + d, sizeof(T) == 8 ? DT_F64 : DT_F32, rows, K_MIN(NR, a->D - d), a->D, 1);
-      }
   }
+  if (want & WANT_Q) memset(f->gq, 0, (size_t)(rows * ld) * sizeof(T));
+  const quad *next[] = {&a->q, &a->go, &a->o};
+  for (int i = 0; i < 3; i++) ahead(a, next[i], b, h, t0 + ROWS, ROWS);
   for (int64_t k0 = f->k0; k0 < end; k0 += KEYS) {
     const int64_t at = k0 - f->k0;
     F(sight)(a, t0, rows, k0, see);
-    F(scores)(a, f->q, f->kt + at * a->D, rows, see, f->p);
-    F(scores)(a, f->go, f->vt + at * a->D, rows, see, f->w);
+    F(scores)(a, f->q, ld, f->kt + at * a->D, rows, see, f->p);
+    F(scores)(a, f->go, ld, f->vt + at * a->D, rows, see, f->w);
     for (int64_t i = 0; i < rows; i++) {
       T *p = f->p + i * LD, *w = f->w + i * LD, x = lse[i], y = c[i];
       const int64_t n = see[i];
@@ -363,12 +383,12 @@ static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h,
       F(close_row)(w, n, 0);
     }
     if (want & WANT_KV) {
-      F(weigh_t)(a, f->p, f->gop, rows, see, f->gv + at * dp, dp);
-      F(weigh_t)(a, f->w, f->qp, rows, see, f->gk + at * dp, dp);
+      F(weigh_t)(a, f->p, f->go, ld, rows, see, f->gv + at * ld);
+      F(weigh_t)(a, f->w, f->q, ld, rows, see, f->gk + at * ld);
     }
-    if (want & WANT_Q) F(weigh)(a, f->w, f->k + at * NR, f->n, rows, see, f->gq, dp, true);
+    if (want & WANT_Q) F(weigh)(a, f->w, f->k + at * ld, ld, rows, see, f->gq, true);
   }
-  if (want & WANT_Q) F(put_rows)(a, &a->gq, b, h, t0, rows, f->gq, dp, (T)a->scale);
+  if (want & WANT_Q) F(put_rows)(a, &a->gq, b, h, t0, rows, f->gq, ld, (T)a->scale);
 }
 static void F(backward_heads)(const att *a, int64_t unit, char *ws) {
   F(bwd) f;

@@ -1,27 +1,31 @@
-/* Convolutions of images, NCHW: forward, the gradient of the input, the gradient of the weights. Groups, strides, padding
- * and dilation of any size.
+/* Convolutions of images, NCHW: forward, the gradient of the input, the gradient of the weights. Groups, strides,
+ * padding and dilation of any size.
  *
  * All three are products in which one matrix is that of the windows (row k = (channel, i, j) of the kernel, column =
  * position of the output); it is never in memory as a whole:
  *
  *   forward   Y[o, pos] = W[o, k] X[k, pos]           a panel of X (NR positions, all k) is packed from the image
- *   data      X[k, pos] = transposed W[k, o] Y[o, pos]  a panel of X is computed, then added to the image where it lies
- *   weights   W[k, o] = X[k, pos] transposed Y[pos, o]  the tile reads X from the image, its left side, element by element
+ *    data      X[k, pos] = transposed W[k, o] Y[o, pos]  a panel of X is computed, then added to the image where it lies
+ *    weights   W[k, o] = X[k, pos] transposed Y[pos, o]  the tile reads X from the image, its left side, element by element
  *
- * The image is a copy, padded and in the compute type, of a band of rows of one sample, small enough for the second cache.
- * A row of it holds columns 0, s, 2s ... first, then 1, 1 + s ... (s the stride), so that neighbouring positions read
- * neighbouring elements whatever the stride. A bias is one more k, whose windows hold ones.
+ * The image is a copy, padded and in the compute type, of a band of rows of one sample, small enough for the second
+ * cache. A row of it holds columns 0, s, 2s ... first, then 1, 1 + s ... (s the stride), so that neighbouring
+ * positions read neighbouring elements whatever the stride. A bias is one more k, whose windows hold ones.
  *
- * Invariant: bands, blocks and chunks depend on shapes alone. Weight gradients are summed over chunks of samples in the
- * compute type; the chunks' sums are then added in order, in f64. Called through the op table; uses gemm.h's tile and pack. */
+ * Invariant: bands, blocks and chunks depend on shapes alone. Weight gradients are summed over chunks of samples in
+ * the compute type; the chunks' sums are then added in order, in f64. Called through the op table; uses gemm.h's
+ * tile and pack. */
 #ifndef T
 #include "gemm.h"
 
 enum {
-  IMAGE = 192 << 10, /* bytes of a band that stay in the second cache beside a block of weights */
+  IMAGE = 512 << 10, /* bytes of a band that is read */
+  SUMS = 192 << 10,  /* bytes of an image that is added to: it stays in the second cache, beside ... */
+  TURNED = 64 << 10, /* ... so many elements of weights */
   WINDOWS = 576,     /* rows of the matrix of windows at a time, backward */
   CHUNKS = 16,       /* of samples, at most */
-  PARTIAL = 2 << 20, /* elements of all chunks' weight gradients, about */
+  CHUNK = 512,       /* positions that a chunk has at least: the time to join chunks is small beside their own */
+  JOIN = 16,         /* rows and outputs of a square that is joined and turned over */
   MAX_NR = 2 * K_LANES_f32
 };
 typedef enum pass { FORWARD, DATA, WEIGHTS } pass;
@@ -30,15 +34,17 @@ typedef struct conv {
   pass pass;
   const dt_view *x, *w, *y, *b; /* gradients, in their places, of the backward passes; b NULL: none */
   uint32_t flags;
-  int64_t n, groups, c, o;      /* c, o: channels of a group */
+  int64_t n, groups, c, o; /* c, o: channels of a group */
   int64_t h, wd, kh, kw, oh, ow, sh, sw, ph, pw, dh, dw;
-  int64_t area, k, s;           /* kh kw; c area; oh ow */
-  int64_t wq, pitch;            /* elements of a phase (columns of one remainder) and of a row of the image */
-  int64_t band, bands, rows;    /* output rows of a band; rows of its image */
-  int64_t cb, cblocks;          /* channels of a block (forward: all) */
-  int64_t chunks;
-  int64_t *off;                 /* [cb area] where row k of the windows begins in the image */
-  char *shared, *own;           /* weights as the pass wants them, or the chunks' gradients; each thread's */
+  int64_t area, k, s;        /* kh kw; c area; oh ow */
+  int64_t wq, pitch;         /* elements of a phase (columns of one remainder) and of a row of the image */
+  int64_t band, bands, rows; /* output rows of a band; rows of its image */
+  int64_t cb, cblocks;       /* channels of a block (forward: all) */
+  int64_t chunks, together;  /* of samples; samples whose images are in memory together (weights) */
+  int64_t yb, xb;            /* positions of a panel of each sample (weights): some rows, or a part of one */
+  int64_t *off;              /* [cb area] where row k of the windows begins in the image */
+  int64_t *at;               /* where a panel's positions are, from the first of them on (weights) */
+  char *shared, *own;        /* weights as the pass wants them, or the chunks' gradients; each thread's */
   size_t off_bytes, shared_bytes, image_bytes, panel_bytes, own_bytes;
 } conv;
 
@@ -68,10 +74,12 @@ static conv setup(const dt_call *c, pass pass) {
   q.wq = (q.wd + 2 * q.pw + q.sw - 1) / q.sw, q.pitch = q.wq * q.sw;
 
   const int64_t z = (int64_t)k_csize(q.x->t.dtype), nr = 2 * K_VB / z;
-  q.cb = pass == FORWARD ? K_MAX(1, q.c) : even(q.c, K_MAX(1, WINDOWS / q.area), 1);
-  q.band = q.oh, q.rows = q.h + 2 * q.ph;
+  const int64_t plane = (q.h + 2 * q.ph) * q.pitch * z; /* bytes */
+  q.cb = K_MAX(1, q.c), q.band = q.oh, q.rows = q.h + 2 * q.ph;
+  if (pass == WEIGHTS) q.cb = even(q.c, K_MAX(1, WINDOWS / 2 / q.area), 1);
   if (pass == DATA) {
-    q.cb = even(q.c, K_MIN(q.cb, K_MAX(1, IMAGE / (q.rows * q.pitch * z))), 1);
+    const int64_t most = K_MIN(WINDOWS, TURNED / K_MAX(1, q.o)) / q.area;
+    q.cb = even(q.c, K_MAX(1, K_MIN(most, SUMS / plane)), 1);
   } else { /* as many rows as fit, but some panels of positions at least */
     const int64_t fit = (IMAGE / (q.cb * q.pitch * z) - (q.kh - 1) * q.dh - 1) / q.sh + 1;
     q.band = even(q.oh, K_MAX(fit, (4 * nr + q.ow - 1) / q.ow), 1);
@@ -79,7 +87,12 @@ static conv setup(const dt_call *c, pass pass) {
   }
   q.bands = (q.oh + q.band - 1) / q.band;
   q.cblocks = (q.c + q.cb - 1) / q.cb;
-  q.chunks = K_MAX(1, K_MIN(K_MIN(q.n, CHUNKS), PARTIAL / K_MAX(1, q.groups * q.o * q.k)));
+  q.chunks = K_MAX(1, K_MIN(K_MIN(q.n, CHUNKS), q.n * q.s / CHUNK));
+  q.xb = even(q.ow, K_KB / z, 1), q.yb = K_MIN(q.band, K_KB / z / q.xb), q.together = 1;
+  if (pass == WEIGHTS && q.bands == 1) {
+    const int64_t fit = K_MIN(K_KB / z / q.s, SUMS / (q.cb * q.rows * q.pitch * z));
+    q.together = K_MAX(1, K_MIN(fit, (q.n + q.chunks - 1) / q.chunks));
+  }
 
   const int64_t shared = pass == FORWARD ? q.groups * q.o * (q.k + 1)
                          : pass == DATA  ? q.groups * q.cblocks * k_up(q.cb * q.area, K_MR) * q.o
@@ -88,12 +101,13 @@ static conv setup(const dt_call *c, pass pass) {
   if (pass == FORWARD && (int64_t)dt_dtype_size(q.y->t.dtype) != z)
     more = k_up(K_MIN(q.o, K_MC), K_MR) * k_up(q.band * q.ow, nr);
   if (pass == DATA) more = q.cb * q.area * nr + nr;
-  q.off_bytes = k_round64((size_t)(q.cb * q.area) * sizeof *q.off);
+  q.off_bytes = k_round64((size_t)(q.cb * q.area + K_KB / z) * sizeof *q.off);
   q.shared_bytes = k_round64((size_t)(shared * z));
-  q.image_bytes = k_round64((size_t)((q.cb * q.rows * q.pitch + nr) * z)); /* whole vectors are read: nr elements more */
+  /* nr elements more: whole vectors are read */
+  q.image_bytes = k_round64((size_t)((q.together * q.cb * q.rows * q.pitch + nr) * z));
   q.panel_bytes = k_round64((size_t)((K_KB / z * nr + nr) * z));
   q.own_bytes = q.image_bytes + q.panel_bytes + k_round64((size_t)(more * z));
-  q.off = c->ws;
+  q.off = c->ws, q.at = q.off + q.cb * q.area;
   q.shared = (char *)c->ws + q.off_bytes;
   q.own = q.shared + q.shared_bytes;
   return q;
@@ -103,6 +117,11 @@ static void offsets(const conv *q) {
     const int64_t i = k % q->area / q->kw, j = k % q->kw * q->dw;
     q->off[k] = (k / q->area * q->rows + i * q->dh) * q->pitch + j % q->sw * q->wq + j / q->sw;
   }
+}
+static void positions(const conv *q) {
+  for (int64_t z = 0, n = 0; z < q->together; z++)
+    for (int64_t y = 0; y < q->yb; y++)
+      for (int64_t x = 0; x < q->xb; x++) q->at[n++] = (z * q->cb * q->rows + y * q->sh) * q->pitch + x;
 }
 /* positions [at, at + n) of a band as pieces of up to `most`; returns how many */
 static int pieces_of(const conv *q, int64_t at, int n, int most, piece *p) {
@@ -137,7 +156,8 @@ static int64_t phase_of(const conv *q, int64_t f, int64_t *first, int64_t *index
 static void run(dt_call *c, pass pass) {
   conv q = setup(c, pass);
   const bool f64 = q.x->t.dtype == DT_F64;
-  const int64_t macs = q.s * q.o * q.cb * q.area / 8; /* of a sample and block; 8 take the time of an elementary operation */
+  /* of a sample and block: multiply-adds, 8 in the time of an elementary operation */
+  const int64_t macs = q.s * q.o * q.cb * q.area / 8;
   if (dt_numel(&c->out[0].t) == 0) return;
   offsets(&q);
   if (pass == FORWARD) {
@@ -147,9 +167,10 @@ static void run(dt_call *c, pass pass) {
     k_par(c->pool, q.groups * q.cblocks, k_grain(q.cb * q.area * q.o), f64 ? turned_f64 : turned_f32, &q);
     k_par(c->pool, q.n * q.groups * q.cblocks, k_grain(macs), f64 ? data_f64 : data_f32, &q);
   } else {
+    positions(&q);
     const int64_t units = q.chunks * q.groups * q.cblocks;
     k_par(c->pool, units, k_grain(macs * (q.n / q.chunks)), f64 ? weights_f64 : weights_f32, &q);
-    k_par(c->pool, q.groups * q.o, k_grain(q.k * q.chunks * 2), f64 ? join_f64 : join_f32, &q);
+    k_par(c->pool, q.groups * q.k, k_grain(q.o * q.chunks * 2), f64 ? join_f64 : join_f32, &q);
   }
 }
 static size_t bytes(const dt_call *c, int threads, pass pass) {
@@ -186,27 +207,32 @@ static T *F(more_at)(const conv *q, int part) {
 /* img = `rows` rows from row r0 of the padded planes [plane, plane + planes) of x; planes lie q->rows rows apart */
 static void F(read_image)(const conv *q, T *img, int64_t plane, int64_t planes, int64_t r0, int64_t rows) {
   const int dtype = q->x->t.dtype;
-  const bool whole = q->sw == 1 && q->pw == 0 && q->ph == 0;
+  const bool padded = q->pw > 0 || q->ph > 0 || q->sw > 1;
+  if (padded) memset(img, 0, (size_t)(planes * q->rows * q->pitch) * sizeof(T));
+  const int64_t lo = K_MAX(0, q->ph - r0), hi = K_MIN(rows, q->h + q->ph - r0);
   for (int64_t c = 0; c < planes; c++) {
-    if (whole) {
-      const void *src = k_at(q->x->p, dtype, ((plane + c) * q->h + r0) * q->wd);
-      K_LOAD(img + c * q->rows * q->pitch, src, dtype, 1, rows * q->wd);
+    const int64_t from = ((plane + c) * q->h + r0 - q->ph) * q->wd;
+    T *d = img + c * q->rows * q->pitch;
+    if (!padded) {
+      K_LOAD(d, k_at(q->x->p, dtype, from), dtype, 1, rows * q->wd);
       continue;
     }
-    for (int64_t r = 0; r < rows; r++) {
-      T *d = img + (c * q->rows + r) * q->pitch;
-      const int64_t y = r0 + r - q->ph;
-      memset(d, 0, (size_t)q->pitch * sizeof(T));
-      for (int64_t f = 0; f < q->sw && y >= 0 && y < q->h; f++) {
+    for (int64_t r = lo; r < hi; r++)
+      for (int64_t f = 0; f < q->sw; f++) {
         int64_t first, index, n = phase_of(q, f, &first, &index);
-        K_LOAD(d + f * q->wq + index, k_at(q->x->p, dtype, ((plane + c) * q->h + y) * q->wd + first), dtype, q->sw, n);
+        const void *src = k_at(q->x->p, dtype, from + r * q->wd + first);
+        if (dtype == OWN && q->sw == 1) memcpy(d + r * q->pitch + index, src, (size_t)n * sizeof(T));
+        else K_LOAD(d + r * q->pitch + f * q->wq + index, src, dtype, q->sw, n);
       }
-    }
   }
 }
 /* the other way, whole planes without their padding */
 static void F(write_image)(const conv *q, const T *img, int64_t plane, int64_t planes) {
   const int dtype = q->x->t.dtype;
+  if (q->sw == 1 && q->pw == 0 && q->ph == 0) {
+    K_STORE(k_at(q->x->p, dtype, plane * q->h * q->wd), dtype, 1, img, planes * q->h * q->wd);
+    return;
+  }
   for (int64_t c = 0; c < planes; c++)
     for (int64_t y = 0; y < q->h; y++) {
       const T *s = img + (c * q->rows + y + q->ph) * q->pitch;
@@ -231,8 +257,7 @@ static void F(rows)(void *ctx, int64_t begin, int64_t end, int part) {
 }
 /* Rows [p0, p0 + kc) of the windows into a panel. A piece is stored as a whole vector; what is too much of it is
  * overwritten by the next one, or by the next row. */
-K_INLINE void F(pack_n)(const conv *q, T *panel, const T *img, const int64_t *off, int64_t kc, const piece *p, int n) {
-  (void)q;
+K_INLINE void F(pack_n)(T *panel, const T *img, const int64_t *off, int64_t kc, const piece *p, int n) {
   for (int64_t k = 0; k < kc; k++)
     K_UNROLL for (int i = 0; i < n; i++) F(st)(panel + k * NR + p[i].to, F(ld)(img + off[k] + p[i].from));
 }
@@ -240,9 +265,10 @@ static void F(pack_windows)(const conv *q, T *panel, const T *img, int64_t p0, i
   piece p[MAX_NR];
   const int n = pieces_of(q, at, w, VL, p);
   const int64_t windows = K_MIN(kc, q->k - p0), *off = q->off + p0;
-  if (n == 2) F(pack_n)(q, panel, img, off, windows, (piece[2]){p[0], p[1]}, 2);
-  else if (n == 3) F(pack_n)(q, panel, img, off, windows, (piece[3]){p[0], p[1], p[2]}, 3);
-  else F(pack_n)(q, panel, img, off, windows, p, n);
+  if (n == 2) F(pack_n)(panel, img, off, windows, (piece[2]){p[0], p[1]}, 2);
+  else if (n == 3) F(pack_n)(panel, img, off, windows, (piece[3]){p[0], p[1], p[2]}, 3);
+  else if (n == 4) F(pack_n)(panel, img, off, windows, (piece[4]){p[0], p[1], p[2], p[3]}, 4);
+  else F(pack_n)(panel, img, off, windows, p, n);
   if (windows < kc)
     for (int j = 0; j < NR; j++) panel[windows * NR + j] = 1;
 }
@@ -282,7 +308,8 @@ static void F(forward)(void *ctx, int64_t begin, int64_t end, int part) {
           }
         }
       }
-      for (int64_t i = 0; i < mc && !direct; i++) K_STORE(k_at(q->y->p, dtype, at + i * q->s), dtype, 1, hold + i * ldc, s);
+      for (int64_t i = 0; i < mc && !direct; i++)
+        K_STORE(k_at(q->y->p, dtype, at + i * q->s), dtype, 1, hold + i * ldc, s);
     }
   }
 }
@@ -307,14 +334,15 @@ static void F(turned)(void *ctx, int64_t begin, int64_t end, int part) {
       }
   }
 }
-/* A panel of windows is added to the image. Of a piece that is less than a vector the rest is masked off. */
-K_INLINE void F(add_n)(T *img, const T *col, const int64_t *off, int64_t rows, const piece *p, const V *keep, int n) {
+/* A panel of windows is added to the image. Of a piece that is less than a vector the rest is masked off. Windows of
+ * one channel overlap: between two of them come all channels, so that no sum waits for the store before it. */
+K_INLINE void F(add_n)(const conv *q, T *img, const T *col, int64_t rows, const piece *p, const V *keep, int n) {
   typedef F(k_lane) bits __attribute__((vector_size(K_VB)));
-  for (int64_t k = 0; k < rows; k++)
-    K_UNROLL for (int i = 0; i < n; i++) {
-      T *d = img + off[k] + p[i].from;
-      F(st)(d, F(ld)(d) + (V)((bits)F(ld)(col + k * NR + p[i].to) & (bits)keep[i]));
-    }
+  for (int64_t ij = 0; ij < q->area; ij++)
+    for (int64_t k = ij; k < rows; k += q->area) K_UNROLL for (int i = 0; i < n; i++) {
+        T *d = img + q->off[k] + p[i].from;
+        F(st)(d, F(ld)(d) + (V)((bits)F(ld)(col + k * NR + p[i].to) & (bits)keep[i]));
+      }
 }
 static void F(add_windows)(const conv *q, T *img, const T *col, int64_t rows, int64_t at, int w) {
   piece p[MAX_NR];
@@ -324,9 +352,9 @@ static void F(add_windows)(const conv *q, T *img, const T *col, int64_t rows, in
     memset(&keep[i], 0, sizeof keep[i]);
     memset(&keep[i], 0xff, (size_t)p[i].len * sizeof(T));
   }
-  if (n == 2) F(add_n)(img, col, q->off, rows, (piece[2]){p[0], p[1]}, (V[2]){keep[0], keep[1]}, 2);
-  else if (n == 3) F(add_n)(img, col, q->off, rows, (piece[3]){p[0], p[1], p[2]}, (V[3]){keep[0], keep[1], keep[2]}, 3);
-  else F(add_n)(img, col, q->off, rows, p, keep, n);
+  if (n == 2) F(add_n)(q, img, col, rows, (piece[2]){p[0], p[1]}, (V[2]){keep[0], keep[1]}, 2);
+  else if (n == 3) F(add_n)(q, img, col, rows, (piece[3]){p[0], p[1], p[2]}, (V[3]){keep[0], keep[1], keep[2]}, 3);
+  else F(add_n)(q, img, col, rows, p, keep, n);
 }
 static void F(data)(void *ctx, int64_t begin, int64_t end, int part) {
   const conv *q = ctx;
@@ -334,9 +362,11 @@ static void F(data)(void *ctx, int64_t begin, int64_t end, int part) {
   const int dtype = q->y->t.dtype;
   const int64_t kb = even(q->o, KB, 1), block = k_up(q->cb * q->area, K_MR) * q->o;
   for (int64_t it = begin; it < end; it++) {
-    const int64_t c0 = it % q->cblocks * q->cb, channels = K_MIN(q->cb, q->c - c0), rows = channels * q->area;
-    const int64_t unit = it / q->cblocks, g = unit % q->groups;
-    const T *a = (const T *)(const void *)q->shared + (g * q->cblocks + it % q->cblocks) * block;
+    /* samples one after the other for a block of channels, whose weights stay in cache */
+    const int64_t sample = it % q->n, b = it / q->n, c0 = b % q->cblocks * q->cb,
+                  unit = sample * q->groups + b / q->cblocks;
+    const int64_t channels = K_MIN(q->cb, q->c - c0), rows = channels * q->area;
+    const T *a = (const T *)(const void *)q->shared + b * block;
     memset(img, 0, (size_t)(channels * q->rows * q->pitch) * sizeof(T));
     for (int64_t j = 0; j < q->s; j += NR) {
       const int w = (int)K_MIN(NR, q->s - j);
@@ -344,7 +374,8 @@ static void F(data)(void *ctx, int64_t begin, int64_t end, int part) {
         const int64_t kc = K_MIN(kb, q->o - p0);
         KF(pack)(panel, k_at(q->y->p, dtype, (unit * q->o + p0) * q->s + j), dtype, kc, w, q->s, 1);
         for (int64_t i = 0; i < rows; i += K_MR)
-          KF(tile)((int)K_MIN(K_MR, rows - i), kc, a + i * q->o + p0 * K_MR, 1, K_MR, panel, col + i * NR, NR, p0 > 0, NULL);
+          KF(tile)
+          ((int)K_MIN(K_MR, rows - i), kc, a + i * q->o + p0 * K_MR, 1, K_MR, panel, col + i * NR, NR, p0 > 0, NULL);
       }
       F(add_windows)(q, img, col, rows, j, w);
     }
@@ -354,37 +385,38 @@ static void F(data)(void *ctx, int64_t begin, int64_t end, int part) {
 
 /* ---- the gradient of the weights ---- */
 
-/* c[rows, NR] += windows of ny rows of nx positions times b[ny nx, NR]: row r of the windows begins at a + off[r], the next
- * row of positions `down` further */
-K_INLINE void F(windows_n)(int rows, int64_t ny, int64_t nx, const T *a, const int64_t *off, int64_t down,
-                           const T *restrict b, T *c, int64_t ldc) {
+/* c[rows, NR] += windows times b[n, NR]: window r of position p is a[off[r] + at[p]] */
+K_INLINE void F(windows_n)(int rows, int64_t n, const T *a, const int64_t *off, const int64_t *at, const T *restrict b,
+                           T *c, int64_t ldc) {
   V s[K_MR][2];
   const T *p[K_MR];
   K_UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = (V){0}, p[i] = a + off[i];
-  for (int64_t y = 0; y < ny; y++) {
 #pragma GCC unroll 4
-    for (int64_t x = 0; x < nx; x++) {
-      V b0 = F(ld)(b), b1 = F(ld)(b + VL);
-      K_UNROLL for (int i = 0; i < rows; i++) {
-        V v = p[i][x] - (V){0}; /* minus zero: a plain broadcast */
-        s[i][0] += v * b0, s[i][1] += v * b1;
-      }
-      b += NR;
+  for (int64_t k = 0; k < n; k++) {
+    const int64_t x = at[k];
+    V b0 = F(ld)(b), b1 = F(ld)(b + VL);
+    K_UNROLL for (int i = 0; i < rows; i++) {
+      V v = p[i][x] - (V){0}; /* minus zero: a plain broadcast */
+      s[i][0] += v * b0, s[i][1] += v * b1;
     }
-    K_UNROLL for (int i = 0; i < rows; i++) p[i] += down;
+    b += NR;
   }
   K_UNROLL for (int i = 0; i < rows; i++) {
     F(st)(c + i * ldc, F(ld)(c + i * ldc) + s[i][0]);
     F(st)(c + i * ldc + VL, F(ld)(c + i * ldc + VL) + s[i][1]);
   }
 }
-static void F(windows)(int rows, int64_t ny, int64_t nx, const T *a, const int64_t *off, int64_t down, const T *b, T *c,
+static void F(windows)(int rows, int64_t n, const T *a, const int64_t *off, const int64_t *at, const T *b, T *c,
                        int64_t ldc) {
-#define ROWS(n) case n: F(windows_n)(n, ny, nx, a, off, down, b, c, ldc); return;
+#define ROWS(r)                                \
+  case r:                                      \
+    F(windows_n)(r, n, a, off, at, b, c, ldc); \
+    return;
   switch (rows) {
-    ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+    ROWS(1)
+    ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
 #if K_MR > 6
-    ROWS(7) ROWS(8)
+        ROWS(7) ROWS(8)
 #endif
   }
 #undef ROWS
@@ -393,50 +425,60 @@ static void F(weights)(void *ctx, int64_t begin, int64_t end, int part) {
   const conv *q = ctx;
   T *img = F(image_at)(q, part), *panel = F(panel_at)(q, part);
   const int dtype = q->y->t.dtype;
-  const int64_t up = k_up(q->o, NR), down = q->sh * q->pitch;
+  const int64_t up = k_up(q->o, NR), image = q->cb * q->rows * q->pitch;
   for (int64_t it = begin; it < end; it++) {
     const int64_t chunk = it / q->cblocks / q->groups, g = it / q->cblocks % q->groups, c0 = it % q->cblocks * q->cb;
-    const int64_t channels = K_MIN(q->cb, q->c - c0), rows = channels * q->area;
+    const int64_t channels = K_MIN(q->cb, q->c - c0), rows = channels * q->area, last = (chunk + 1) * q->n / q->chunks;
     T *c = (T *)(void *)q->shared + ((chunk * q->groups + g) * q->k + c0 * q->area) * up;
     memset(c, 0, (size_t)(rows * up) * sizeof(T));
-    for (int64_t n = chunk * q->n / q->chunks, e = (chunk + 1) * q->n / q->chunks; n < e; n++)
+    for (int64_t n = chunk * q->n / q->chunks; n < last; n += q->together) {
+      const int64_t nz = K_MIN(q->together, last - n);
       for (int64_t y0 = 0; y0 < q->oh; y0 += q->band) {
-        const int64_t ny = K_MIN(q->band, q->oh - y0), unit = n * q->groups + g;
-        F(read_image)(q, img, unit * q->c + c0, channels, y0 * q->sh, (ny - 1) * q->sh + (q->kh - 1) * q->dh + 1);
-        /* blocks of positions: some rows, or a part of one */
-        const int64_t xb = even(q->ow, KB, 1), yb = K_MIN(even(ny, K_MAX(1, KB / xb), 1), KB / xb);
-        for (int64_t j = 0; j < q->o; j += NR)
-          for (int64_t y = 0; y < ny; y += yb)
-            for (int64_t x = 0; x < q->ow; x += xb) {
-              int64_t ys = K_MIN(yb, ny - y), xs = K_MIN(xb, q->ow - x);
-              const int64_t at = (unit * q->o + j) * q->s + (y0 + y) * q->ow + x;
-              KF(pack)(panel, k_at(q->y->p, dtype, at), dtype, ys * xs, K_MIN(NR, q->o - j), 1, q->s);
-              if (xs == down) xs *= ys, ys = 1; /* rows go on in the next one */
+        const int64_t ny = K_MIN(q->band, q->oh - y0), high = (ny - 1) * q->sh + (q->kh - 1) * q->dh + 1;
+        for (int64_t z = 0; z < nz; z++)
+          F(read_image)(q, img + z * image, ((n + z) * q->groups + g) * q->c + c0, channels, y0 * q->sh, high);
+        for (int64_t y = 0; y < ny; y += q->yb)
+          for (int64_t x = 0; x < q->ow; x += q->xb) {
+            const int64_t count = K_MIN(q->yb, ny - y) * K_MIN(q->xb, q->ow - x);
+            for (int64_t j = 0; j < q->o; j += NR) {
+              for (int64_t z = 0; z < nz; z++) {
+                const int64_t at = (((n + z) * q->groups + g) * q->o + j) * q->s + (y0 + y) * q->ow + x;
+                KF(pack)(panel + z * count * NR, k_at(q->y->p, dtype, at), dtype, count, K_MIN(NR, q->o - j), 1, q->s);
+              }
               for (int64_t i = 0; i < rows; i += K_MR)
-                F(windows)((int)K_MIN(K_MR, rows - i), ys, xs, img + y * down + x, q->off + i, down, panel, c + i * up + j, up);
+                F(windows)
+                ((int)K_MIN(K_MR, rows - i), nz * count, img + y * q->sh * q->pitch + x, q->off + i, q->at, panel,
+                 c + i * up + j, up);
             }
+          }
       }
+    }
   }
 }
-/* Adds up the chunks' gradients of outputs [begin, end). */
+/* Adds up the chunks' gradients of rows k [begin, end) of all groups, JOIN rows of all outputs at a time. */
 static void F(join)(void *ctx, int64_t begin, int64_t end, int part) {
   (void)part;
   const conv *q = ctx;
   const int dtype = q->w->t.dtype;
   const int64_t up = k_up(q->o, NR);
-  double s[128];
-  for (int64_t o = begin; o < end; o++)
-    for (int64_t k = 0, m; k < q->k; k += m) {
-      m = K_MIN(q->k - k, 128);
-      void *p = k_at(q->w->p, dtype, o * q->k + k);
-      if (q->flags & DT_CALL_ACC0) K(load_f64)(s, p, dtype, 1, m);
-      else memset(s, 0, sizeof s);
+  double s[JOIN][JOIN]; /* [output][k] */
+  for (int64_t k0 = begin, m; k0 < end; k0 += m) {
+    const int64_t g = k0 / q->k, k = k0 % q->k;
+    m = K_MIN(JOIN, K_MIN(end - k0, q->k - k));
+    for (int64_t o = 0; o < q->o; o += JOIN) {
+      const int64_t outputs = K_MIN(JOIN, q->o - o);
+      void *p = k_at(q->w->p, dtype, (g * q->o + o) * q->k + k);
+      memset(s, 0, sizeof s);
+      for (int64_t r = 0; r < outputs && q->flags & DT_CALL_ACC0; r++)
+        K(load_f64)(s[r], k_at(p, dtype, r * q->k), dtype, 1, m);
       for (int64_t i = 0; i < q->chunks; i++) {
-        const T *g = (const T *)(const void *)q->shared + ((i * q->groups + o / q->o) * q->k + k) * up + o % q->o;
-        for (int64_t j = 0; j < m; j++) s[j] += (double)g[j * up];
+        const T *from = (const T *)(const void *)q->shared + ((i * q->groups + g) * q->k + k) * up + o;
+        for (int64_t j = 0; j < m; j++)
+          for (int64_t r = 0; r < outputs; r++) s[r][j] += (double)from[j * up + r];
       }
-      K(store_f64)(p, dtype, 1, s, m);
+      for (int64_t r = 0; r < outputs; r++) K(store_f64)(k_at(p, dtype, r * q->k), dtype, 1, s[r], m);
     }
+  }
 }
 #undef KB
 #undef OWN

@@ -67,8 +67,8 @@ void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws) {
 
 /* ---- the register tile ---- */
 
-K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int64_t cs, const T *restrict b, T *c,
-                      int64_t ldc, bool acc, const T *bias) {
+K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int64_t cs, const T *restrict b,
+                        int64_t ldb, T *c, int64_t ldc, bool acc, const T *bias) {
   V s[K_MR][2];
   K_UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = (V){0};
 #pragma GCC unroll 4
@@ -78,7 +78,7 @@ K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, in
       V x = a[i * rs] - (V){0}; /* minus zero: a plain broadcast */
       s[i][0] += x * b0, s[i][1] += x * b1;
     }
-    a += cs, b += NR;
+    a += cs, b += ldb;
   }
   if (bias) {
     V b0 = F(ld)(bias), b1 = F(ld)(bias + VL);
@@ -90,13 +90,13 @@ K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, in
   K_UNROLL for (int i = 0; i < rows; i++) F(st)(c + i * ldc, s[i][0]), F(st)(c + i * ldc + VL, s[i][1]);
 }
 
-void KF(tile)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, T *c, int64_t ldc, bool acc,
-                const T *bias) {
+void KF(tile_ld)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, int64_t ldb, T *c,
+                 int64_t ldc, bool acc, const T *bias) {
 #define ROWS(n) \
-  case n: F(tile_n)(n, k, a, rs, cs, b, c, ldc, acc, bias); return;
+  case n: F(tile_n)(n, k, a, rs, cs, b, ldb, c, ldc, acc, bias); return;
   if (rows == K_MR) {
-    if (cs == 1) F(tile_n)(K_MR, k, a, rs, 1, b, c, ldc, acc, bias);
-    else F(tile_n)(K_MR, k, a, 1, cs, b, c, ldc, acc, bias);
+    if (cs == 1) F(tile_n)(K_MR, k, a, rs, 1, b, ldb, c, ldc, acc, bias);
+    else F(tile_n)(K_MR, k, a, 1, cs, b, ldb, c, ldc, acc, bias);
     return;
   }
   switch (rows) {
@@ -235,7 +235,7 @@ void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t 
   const bool direct = g->c.dtype == own && g->c.cs == 1;
   const int64_t nb = direct ? n1 - n0 : K_NC;
   const int64_t kblocks = K_MAX(1, (g->k + K_KB / (int64_t)sizeof(T) - 1) / (K_KB / (int64_t)sizeof(T)));
-  const int64_t kb = k_up((g->k + kblocks - 1) / kblocks, 8);
+  const int64_t kb = K_MAX(8, k_up((g->k + kblocks - 1) / kblocks, 8));
   const int64_t mblocks = (m1 - m0 + K_MC - 1) / K_MC, mb = k_up((m1 - m0 + mblocks - 1) / mblocks, K_MR);
   for (int64_t i0 = m0; i0 < m1; i0 += mb) {
     const int64_t mc = K_MIN(mb, m1 - i0);

@@ -57,9 +57,14 @@ typedef struct k_gemm {
 } k_gemm;
 
 #define K_GEMM_TYPES(T, s)                                                                                             \
-  /* c[rows, NR] = (acc ? c : 0) + A B (+ bias[NR]); A(i, p) = a[i * rs + p * cs] with rs or cs 1, B(p, j) = b[p * NR + j] */          \
-  void K(tile_##s)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, T *c, int64_t ldc, bool acc,   \
-                   const T *bias);                                                                                     \
+  /* c[rows, NR] = (acc ? c : 0) + A B (+ bias[NR]); A(i, p) = a[i * rs + p * cs] with rs or cs 1,                     \
+   * B(p, j) = b[p * ldb + j]; `tile`: B is a panel */                                                                 \
+  void K(tile_ld_##s)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, int64_t ldb, T *c,          \
+                      int64_t ldc, bool acc, const T *bias);                                                           \
+  static inline void K(tile_##s)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, T *c,            \
+                                 int64_t ldc, bool acc, const T *bias) {                                               \
+    K(tile_ld_##s)(rows, k, a, rs, cs, b, K_NR_##s, c, ldc, acc, bias);                                                \
+  }                                                                                                                    \
   /* dst[k, NR]: column j < n of row p is src[p * ks + j * ns], the rest 0 */                                          \
   void K(pack_##s)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t ks, int64_t ns);                  \
   void K(gemm_part_##s)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *ws);

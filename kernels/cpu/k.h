@@ -2,8 +2,8 @@
  * K(name) gives each symbol that leaves a file the set's suffix, so that the copies live side by side in one binary.
  *
  * Invariant: a run() allocates nothing and results do not depend on the number of threads: work is cut at places fixed
- * by the shapes, and partial results are joined in a fixed order. 16-bit floats are read into f32, computed, and rounded
- * once.
+ * by the shapes, and partial results are joined in a fixed order. 16-bit floats are read into f32, computed, and
+ * rounded once.
  *
  * A kernel of the op table is written
  *     const dt_kernel K(kernel_softmax) = {.run = run, .workspace = workspace};

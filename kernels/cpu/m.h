@@ -101,7 +101,7 @@ M_FN float m_erf_f32(float x) {
 }
 M_FN double m_erf_f64(double x) { return erf(x); }
 
-/* x - n pi/2 is taken in double, pi/2 in two parts: good to |x| of some 2^30; beyond, the error grows with |x| */
+/* x - n pi/2 is taken in double, pi/2 in two parts: good to |x| of some 10^6 (10^9 with fma) */
 M_FN float m_trig_f32(float x, uint32_t shift) {
   const double magic = 6755399441055744.0; /* 1.5 * 2^52 */
   double t = (double)x * 0.63661977236758134308 + magic, n = t - magic;

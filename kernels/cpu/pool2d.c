@@ -1,16 +1,18 @@
-/* Max and average pooling over NCHW, and their gradients. A plane (image, channel) at a time, planes in parallel; a row of
- * outputs grows tap by tap, so that the inner loop runs along the row. 16-bit floats go through a plane in f32.
+/* Max and average pooling over NCHW, and their gradients. A plane (image, channel) at a time, planes in parallel; a
+ * row of outputs grows tap by tap, so that the inner loop runs along the row. 16-bit floats go through a plane in
+ * f32.
  *
- * A maximum's index is into H*W of its plane; the first of equals wins, NaN wins over all. Called through the op table. */
+ * A maximum's index is into H*W of its plane; the first of equals wins, NaN wins over all. Called through the op
+ * table. */
 #ifndef T
 #include "k.h"
 #include "m.h"
 
 typedef struct pooling {
-  const dt_view *x, *y;  /* the large and the small image (values or gradients) */
-  const dt_view *index;  /* i32, as y */
+  const dt_view *x, *y; /* the large and the small image (values or gradients) */
+  const dt_view *index; /* i32, as y */
   int64_t planes, H, W, OH, OW, kh, kw, sy, sx, py, px, dy, dx;
-  bool whole;            /* average over the whole window, padding too */
+  bool whole; /* average over the whole window, padding too */
   char *ws;
   size_t each;
 } pooling;
@@ -25,8 +27,15 @@ static inline void inside(int64_t n, int64_t out, int64_t stride, int64_t shift,
 #include "k_twice.h"
 
 static pooling setup(const dt_view *x, const dt_view *y, const dt_attr *a, bool dilated) {
-  pooling p = {.x = x, .y = y, .planes = x->t.dim[0] * x->t.dim[1], .H = x->t.dim[2], .W = x->t.dim[3],
-               .OH = y->t.dim[2], .OW = y->t.dim[3], .dy = 1, .dx = 1};
+  pooling p = {.x = x,
+               .y = y,
+               .planes = x->t.dim[0] * x->t.dim[1],
+               .H = x->t.dim[2],
+               .W = x->t.dim[3],
+               .OH = y->t.dim[2],
+               .OW = y->t.dim[3],
+               .dy = 1,
+               .dx = 1};
   if (!a) return p; /* the maximum's gradient needs the index alone */
   p.kh = a[0].i, p.kw = a[1].i, p.py = a[4].i, p.px = a[5].i;
   p.sy = a[2].i ? a[2].i : p.kh, p.sx = a[3].i ? a[3].i : p.kw;
@@ -44,7 +53,9 @@ static void planes(dt_call *c, pooling *p, k_fn *f32, k_fn *f64) {
   k_par(c->pool, p->planes, k_grain(p->H * p->W * 4), p->x->t.dtype == DT_F64 ? f64 : f32, p);
 }
 static size_t forward_ws(const dt_call *c, int threads) { return (size_t)threads * each_of(&c->in[0].t, &c->out[0].t); }
-static size_t backward_ws(const dt_call *c, int threads) { return (size_t)threads * each_of(&c->out[0].t, &c->in[0].t); }
+static size_t backward_ws(const dt_call *c, int threads) {
+  return (size_t)threads * each_of(&c->out[0].t, &c->in[0].t);
+}
 
 static void run_max(dt_call *c) {
   pooling p = setup(&c->in[0], &c->out[0], c->attr, true);
@@ -93,12 +104,12 @@ static void F(buffers)(const pooling *p, int part, T **x, T **y, T **row) {
 
 /* best and where it was, for outputs of a row: a tap at a time */
 static inline void F(take)(T *best, int32_t *at, const T *x, int64_t stride, int64_t n, int32_t first) {
-#define TAKE(s)                                              \
-  K_IVDEP for (int64_t i = 0; i < n; i++) {                  \
-    T v = x[i * s];                                          \
-    int more = (v > best[i]) | (v != v);                     \
-    best[i] = more ? v : best[i];                            \
-    at[i] = more ? first + (int32_t)(i * s) : at[i];         \
+#define TAKE(s)                                      \
+  K_IVDEP for (int64_t i = 0; i < n; i++) {          \
+    T v = x[i * s];                                  \
+    int more = (v > best[i]) | (v != v);             \
+    best[i] = more ? v : best[i];                    \
+    at[i] = more ? first + (int32_t)(i * s) : at[i]; \
   }
   if (stride == 2) {
     TAKE(2)
@@ -124,7 +135,8 @@ static void F(max)(void *ctx, int64_t begin, int64_t end, int part) {
       for (int64_t v = 0; v < p->OW; v++) {
         int64_t x0 = v * p->sx - p->px;
         while (x0 < 0) x0 += p->dx;
-        best[v] = -(T)INFINITY, at[v] = (int32_t)(y0 * p->W + x0); /* the window's first element, if all are -inf */
+        /* the window's first element, if all are -inf; none, if all of a dilated window is padding */
+        best[v] = -(T)INFINITY, at[v] = y0 < p->H && x0 < p->W ? (int32_t)(y0 * p->W + x0) : -1;
       }
       for (int64_t r = 0; r < p->kh; r++) {
         const int64_t h = u * p->sy - p->py + r * p->dy;
@@ -150,7 +162,8 @@ static void F(max_bwd)(void *ctx, int64_t begin, int64_t end, int part) {
     T *gx = F(plane)(p->x, k, p->H * p->W, xb);
     const int32_t *at = (const int32_t *)p->index->p + k * n;
     memset(gx, 0, (size_t)(p->H * p->W) * sizeof(T));
-    for (int64_t i = 0; i < n; i++) gx[at[i]] += gy[i];
+    for (int64_t i = 0; i < n; i++)
+      if (at[i] >= 0) gx[at[i]] += gy[i];
     F(keep)(p->x, k, p->H * p->W, xb, gx);
   }
 }

@@ -140,7 +140,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   }
   r[DT_REG_TEMP] = pool + ws - r[DT_REG_ACT];
   memcpy(x->region_bytes, r, sizeof r);
-  bool alone = x->ctx->comm->size == 1;
+  bool alone = x->ctx->comm->size == 1 || !x->b[0].plan->spec.train;
   x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM];
   x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws + (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
   int64_t planned = 0;

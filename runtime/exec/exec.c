@@ -39,13 +39,11 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
 
 dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   dt_comm *c = x->ctx->comm;
-  if (c->size > 1) {
+  bool together = c->size > 1 && x->b[0].plan->spec.train; /* a function or a single op is this rank's own affair */
+  if (together) {
     dt_str lines = {0}, text = {0};
-    for (int k = 0; k < x->nplan; k++)
-      if (x->b[k].plan->spec.train || k == 0) {
-        dt_plan_collectives(x->b[k].plan, &lines);
-        if (k == 0) break; /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
-      }
+    /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
+    dt_plan_collectives(x->b[0].plan, &lines);
     dt_plan_text(x->b[0].plan, &text);
     dt_status st = dt_agree(c, "collectives", lines.p ? lines.p : "", lines.n, e);
     if (!st) st = dt_agree(c, "plans", text.p, text.n, e);
@@ -56,7 +54,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
-  if (c->size > 1)
+  if (together)
     for (int i = 0; i < x->nnames; i++) {
       if (!strncmp(x->names[i], "state:", 6)) continue;
       DT_TRY(c->vt->broadcast(c, x->views[i].p, dt_nbytes(&x->views[i].t), 0, e));

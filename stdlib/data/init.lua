@@ -235,8 +235,22 @@ end
 function data.from(f, n, options)
   util.check("data.from", f, "callable")
   util.check("data.from: n", n, "count")
-  return wrap("from", core.dataset { kind = "func", func = function(i) return f(i) end, samples = n },
-    options_of("from", options, {}))
+  local where, first = util.frame(), {}
+  local function field(name, value, i)
+    if value == nil then return nil end
+    local x = core.is_tensor(value) and value or core.tensor(value)
+    local shape = util.show(x:shape())
+    first[name] = first[name] or shape
+    if shape ~= first[name] then
+      util.fail_at(where, "data.from: the %s of sample %d have shape %s, those of the first %s; all need one shape", name, i,
+        shape, first[name])
+    end
+    return x
+  end
+  return wrap("from", core.dataset { kind = "func", samples = n, func = function(i)
+    local inputs, targets = f(i)
+    return field("inputs", inputs, i), field("targets", targets, i)
+  end }, options_of("from", options, {}))
 end
 
 --- data.synthetic: { inputs = shape, targets = shape, samples =, seed = } (a noisy linear map), { inputs = shape,

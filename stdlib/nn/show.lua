@@ -24,7 +24,8 @@ local function describe(module, name, indent, lines)
   end)
   local function same(a, b)
     if not (a.module and b.module and #a.lines == #b.lines) then return false end
-    if a.name:match("^(.-)%d+$") ~= b.name:match("^(.-)%d+$") then return false end
+    local list = a.name:match("^(.-)%d+$")
+    if not list or list ~= b.name:match("^(.-)%d+$") then return false end
     for i = 1, #a.lines do
       if a.lines[i][2] ~= b.lines[i][2] or a.lines[i][3] ~= b.lines[i][3] then return false end
     end

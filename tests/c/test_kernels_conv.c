@@ -1,6 +1,6 @@
-/* Convolutions, pooling and batch norm against naive references in double. Every call runs with 1, 2 and 3 threads and must
- * give the same bits, leave what lies behind its workspace alone and never read it before writing; every instruction set
- * that this machine runs is tested. */
+/* Convolutions, pooling and batch norm against naive references in double. Every call runs with 1, 2 and 3 threads
+ * and must give the same bits, leave what lies behind its workspace alone and never read it before writing; every
+ * instruction set that this machine runs is tested. */
 #include "dev/kernel.h"
 #include "t.h"
 
@@ -22,7 +22,8 @@ static double rnd(void) { /* [-1, 1) */
 }
 static int upto(int n) { return (int)((rnd() + 1) / 2 * n); } /* 0 .. n - 1 */
 
-#define SHAPE(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
+#define SHAPE(...) \
+  (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
 static dt_view make(int dtype, int nd, const int64_t *dim) {
   dt_type t = dt_type_make(dtype, nd, dim);
   dt_view v = dt_view_make(get_mem((size_t)dt_nbytes(&t)), &t);
@@ -47,7 +48,8 @@ static void same(const char *name, const dt_view *v, const double *want, const d
     if (fabs(got - want[i]) <= tol || got == want[i] || (got != got && want[i] != want[i])) continue;
     t_bad++;
     if (wrong++ < 10)
-      printf("  %s: %s of %s: element %lld is %.9g, want %.9g within %g\n", t_name, name, what, (long long)i, got, want[i], tol);
+      printf("  %s: %s of %s: element %lld is %.9g, want %.9g within %g\n", t_name, name, what, (long long)i, got,
+             want[i], tol);
   }
 }
 
@@ -55,7 +57,8 @@ static void same(const char *name, const dt_view *v, const double *want, const d
 static const dt_kernel *table;
 static dt_pool *pools[3];
 enum { GUARD = 256 };
-static void call(int op, int nin, const dt_view *in, int nout, const dt_view *out, const dt_attr *attr, uint32_t flags) {
+static void call(int op, int nin, const dt_view *in, int nout, const dt_view *out, const dt_attr *attr,
+                 uint32_t flags) {
   void *before[DT_MAX_OUT], *first[DT_MAX_OUT];
   for (int o = 0; o < nout; o++) {
     const size_t n = (size_t)dt_nbytes(&out[o].t);
@@ -84,17 +87,20 @@ static void call(int op, int nin, const dt_view *in, int nout, const dt_view *ou
     for (int o = 0; o < nout; o++) {
       const size_t n = (size_t)dt_nbytes(&out[o].t);
       if (!k) memcpy(first[o], out[o].p, n);
-      else if (memcmp(first[o], out[o].p, n)) t_bad++, printf("  %s: %s: %d threads give other bits\n", t_name, what, k + 1);
+      else if (memcmp(first[o], out[o].p, n))
+        t_bad++, printf("  %s: %s: %d threads give other bits\n", t_name, what, k + 1);
     }
   }
 }
 
 /* ---- convolutions ---- */
-typedef struct image { int n, c, h, w, o, kh, kw, sh, sw, ph, pw, dh, dw, g; } image;
+typedef struct image {
+  int n, c, h, w, o, kh, kw, sh, sw, ph, pw, dh, dw, g;
+} image;
 
 /* what each product x * w contributes to: one walk over all of them serves the three passes */
-static void reference(const image *m, int oh, int ow, const double *x, const double *w, const double *gy, double *sums[3],
-                      double *sizes[3]) {
+static void reference(const image *m, int oh, int ow, const double *x, const double *w, const double *gy,
+                      double *sums[3], double *sizes[3]) {
   const int cg = m->c / m->g, og = m->o / m->g;
   for (int n = 0; n < m->n; n++)
     for (int o = 0; o < m->o; o++)
@@ -119,11 +125,14 @@ static double *values(const dt_view *v) {
   return d;
 }
 static void convolve(image m, int dtype) {
-  const int oh = (m.h + 2 * m.ph - m.dh * (m.kh - 1) - 1) / m.sh + 1, ow = (m.w + 2 * m.pw - m.dw * (m.kw - 1) - 1) / m.sw + 1;
+  const int oh = (m.h + 2 * m.ph - m.dh * (m.kh - 1) - 1) / m.sh + 1,
+            ow = (m.w + 2 * m.pw - m.dw * (m.kw - 1) - 1) / m.sw + 1;
   snprintf(what, sizeof what, "%s x[%d,%d,%d,%d] w[%d,%d,%d,%d] stride %d,%d padding %d,%d dilation %d,%d groups %d",
-           dt_dtype_name(dtype), m.n, m.c, m.h, m.w, m.o, m.c / m.g, m.kh, m.kw, m.sh, m.sw, m.ph, m.pw, m.dh, m.dw, m.g);
+           dt_dtype_name(dtype), m.n, m.c, m.h, m.w, m.o, m.c / m.g, m.kh, m.kw, m.sh, m.sw, m.ph, m.pw, m.dh, m.dw,
+           m.g);
   dt_view x = make(dtype, SHAPE(m.n, m.c, m.h, m.w)), w = make(dtype, SHAPE(m.o, m.c / m.g, m.kh, m.kw));
-  dt_view b = make(dtype, SHAPE(m.o)), y = make(dtype, SHAPE(m.n, m.o, oh, ow)), gy = make(dtype, SHAPE(m.n, m.o, oh, ow));
+  dt_view b = make(dtype, SHAPE(m.o)), y = make(dtype, SHAPE(m.n, m.o, oh, ow)),
+          gy = make(dtype, SHAPE(m.n, m.o, oh, ow));
   dt_view gx = make(dtype, x.t.nd, x.t.dim), gw = make(dtype, w.t.nd, w.t.dim), gw32 = make(DT_F32, w.t.nd, w.t.dim);
   double *sum[3], *size[3];
   const dt_view *like[3] = {&y, &x, &w};
@@ -172,23 +181,26 @@ static const image cases[] = {
 };
 /* more than one block of each kind: k, outputs, channels, rows of the image, chunks of samples */
 static const image large[] = {
-    {2, 70, 9, 9, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1}, {1, 3, 150, 170, 4, 7, 7, 2, 2, 3, 3, 1, 1, 1},
-    {2, 5, 6, 6, 620, 3, 3, 1, 1, 1, 1, 1, 1, 1}, {37, 2, 6, 5, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1},
-    {1, 2, 3, 900, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1}, {1, 130, 20, 21, 6, 1, 1, 1, 1, 0, 0, 1, 1, 1},
+    {2, 70, 9, 9, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1},   {1, 3, 150, 170, 4, 7, 7, 2, 2, 3, 3, 1, 1, 1},
+    {2, 5, 6, 6, 620, 3, 3, 1, 1, 1, 1, 1, 1, 1},   {37, 2, 6, 5, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1},
+    {1, 2, 3, 900, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1},   {1, 130, 20, 21, 6, 1, 1, 1, 1, 0, 0, 1, 1, 1},
     {3, 96, 14, 14, 40, 3, 3, 1, 1, 1, 1, 2, 2, 2},
 };
 
 /* ---- pooling ---- */
 static void pool(image m, int dtype) {
-  const int oh = (m.h + 2 * m.ph - m.dh * (m.kh - 1) - 1) / m.sh + 1, ow = (m.w + 2 * m.pw - m.dw * (m.kw - 1) - 1) / m.sw + 1;
-  snprintf(what, sizeof what, "%s x[%d,%d,%d,%d] kernel %d,%d stride %d,%d padding %d,%d dilation %d,%d", dt_dtype_name(dtype), m.n,
-           m.c, m.h, m.w, m.kh, m.kw, m.sh, m.sw, m.ph, m.pw, m.dh, m.dw);
-  dt_view x = make(dtype, SHAPE(m.n, m.c, m.h, m.w)), y = make(dtype, SHAPE(m.n, m.c, oh, ow)), gx = make(dtype, x.t.nd, x.t.dim);
+  const int oh = (m.h + 2 * m.ph - m.dh * (m.kh - 1) - 1) / m.sh + 1,
+            ow = (m.w + 2 * m.pw - m.dw * (m.kw - 1) - 1) / m.sw + 1;
+  snprintf(what, sizeof what, "%s x[%d,%d,%d,%d] kernel %d,%d stride %d,%d padding %d,%d dilation %d,%d",
+           dt_dtype_name(dtype), m.n, m.c, m.h, m.w, m.kh, m.kw, m.sh, m.sw, m.ph, m.pw, m.dh, m.dw);
+  dt_view x = make(dtype, SHAPE(m.n, m.c, m.h, m.w)), y = make(dtype, SHAPE(m.n, m.c, oh, ow)),
+          gx = make(dtype, x.t.nd, x.t.dim);
   dt_view gy = make(dtype, y.t.nd, y.t.dim), at = make(DT_I32, y.t.nd, y.t.dim);
   const int64_t nx = dt_numel(&x.t), ny = dt_numel(&y.t);
   for (int64_t i = 0; i < nx; i++) /* few values: many ties */
     dt_put(x.p, dtype, i, upto(40) == 0 ? NAN : upto(40) == 0 ? -INFINITY : floor(get(&x, i) * 4));
-  double *best = numbers(ny), *where = numbers(ny), *avg = numbers(ny), *zero = numbers(ny + nx), *grad = numbers(nx), *size = numbers(nx);
+  double *best = numbers(ny), *where = numbers(ny), *avg = numbers(ny), *zero = numbers(ny + nx), *grad = numbers(nx),
+         *size = numbers(nx);
   dt_attr a[DT_MAX_ATTR] = {{m.kh}, {m.kw}, {m.sh}, {m.sw}, {m.ph}, {m.pw}, {m.dh}, {m.dw}};
   for (int64_t i = 0; i < ny; i++) {
     const int64_t z = i % ow, yy = i / ow % oh, plane = i / ow / oh;
@@ -214,7 +226,8 @@ static void pool(image m, int dtype) {
   if (m.dh > 1 || m.dw > 1) return;
 
   for (int include = 0; include < 2; include++) {
-    x = make(dtype, SHAPE(m.n, m.c, m.h, m.w)), y = make(dtype, SHAPE(m.n, m.c, oh, ow)), gx = make(dtype, x.t.nd, x.t.dim);
+    x = make(dtype, SHAPE(m.n, m.c, m.h, m.w)), y = make(dtype, SHAPE(m.n, m.c, oh, ow)),
+    gx = make(dtype, x.t.nd, x.t.dim);
     gy = make(dtype, y.t.nd, y.t.dim);
     avg = numbers(ny), best = numbers(ny), grad = numbers(nx), size = numbers(nx);
     for (int64_t i = 0; i < ny; i++) {
@@ -252,22 +265,27 @@ static void batch_norm(int nd, const int64_t *dim, int dtype, bool training) {
   const int64_t c = dim[1];
   int64_t s = 1;
   for (int d = 2; d < nd; d++) s *= dim[d];
-  snprintf(what, sizeof what, "%s [%d,%d,%d]%s", dt_dtype_name(dtype), (int)dim[0], (int)c, (int)s, training ? " training" : "");
+  snprintf(what, sizeof what, "%s [%d,%d,%d]%s", dt_dtype_name(dtype), (int)dim[0], (int)c, (int)s,
+           training ? " training" : "");
   const int stat = dtype == DT_F64 ? DT_F64 : DT_F32;
   dt_view x = make(dtype, nd, dim), gy = make(dtype, nd, dim), y = make(dtype, nd, dim), gx = make(dtype, nd, dim);
   dt_view w = make(dtype, SHAPE(c)), b = make(dtype, SHAPE(c)), rm = make(stat, SHAPE(c)), rv = make(stat, SHAPE(c));
-  dt_view mean = make(stat, SHAPE(c)), rstd = make(stat, SHAPE(c)), gw = make(dtype, SHAPE(c)), gb = make(dtype, SHAPE(c));
+  dt_view mean = make(stat, SHAPE(c)), rstd = make(stat, SHAPE(c)), gw = make(dtype, SHAPE(c)),
+          gb = make(dtype, SHAPE(c));
   for (int64_t i = 0, n = dt_numel(&x.t); i < n; i++) dt_put(x.p, dtype, i, get(&x, i) + 3);
   for (int64_t i = 0; i < c; i++) dt_put(rv.p, stat, i, 1 + fabs(get(&rv, i)));
   const int64_t n = dt_numel(&x.t), m = n / c;
-  double *wy = numbers(n), *wx = numbers(n), *size = numbers(n), *wm = numbers(c), *wr = numbers(c), *ww = numbers(c), *wb = numbers(c);
+  double *wy = numbers(n), *wx = numbers(n), *size = numbers(n), *wm = numbers(c), *wr = numbers(c), *ww = numbers(c),
+         *wb = numbers(c);
   double *one = numbers(c), *dot = numbers(c);
   dt_attr a[DT_MAX_ATTR] = {{training}, {.f = 1e-3}};
   for (int acc = 0; acc < 2; acc++) {
     for (int64_t k = 0; k < c; k++) {
       double mu = 0, var = 0, s1 = 0, s2 = 0;
       one[k] = 0, dot[k] = 0;
-#define EACH for (int64_t i = 0; i < n; i++) if (i / s % c == k)
+#define EACH                      \
+  for (int64_t i = 0; i < n; i++) \
+    if (i / s % c == k)
       EACH mu += get(&x, i) / (double)m;
       if (!training) mu = get(&rm, k);
       EACH var += (get(&x, i) - mu) * (get(&x, i) - mu) / (double)m;
@@ -303,29 +321,37 @@ static void batch_norm(int nd, const int64_t *dim, int dtype, bool training) {
 static void all(const char *isa) {
   char name[64];
 #define NAMED(s) (snprintf(name, sizeof name, "%s: %s", isa, s), name)
-  T_TEST(NAMED("conv2d")) {
+  T_TEST (NAMED("conv2d")) {
     for (int d = 0; d < 4; d++)
       for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) convolve(cases[i], floats[d]);
   }
-  T_TEST(NAMED("conv2d of random shapes")) {
+  T_TEST (NAMED("conv2d of random shapes")) {
     for (int i = 0; i < 60; i++) {
-      image m = {.n = 1 + upto(3), .kh = 1 + upto(4), .kw = 1 + upto(4), .sh = 1 + upto(3), .sw = 1 + upto(3), .dh = 1 + upto(3),
-                 .dw = 1 + upto(3), .ph = upto(4), .pw = upto(4), .g = 1 + upto(3)};
+      image m = {.n = 1 + upto(3),
+                 .kh = 1 + upto(4),
+                 .kw = 1 + upto(4),
+                 .sh = 1 + upto(3),
+                 .sw = 1 + upto(3),
+                 .dh = 1 + upto(3),
+                 .dw = 1 + upto(3),
+                 .ph = upto(4),
+                 .pw = upto(4),
+                 .g = 1 + upto(3)};
       m.c = m.g * (1 + upto(5)), m.o = m.g * (1 + upto(9));
       m.h = m.dh * (m.kh - 1) + 1 + upto(9), m.w = m.dw * (m.kw - 1) + 1 + upto(25);
       convolve(m, floats[i % 4]);
     }
   }
-  T_TEST(NAMED("conv2d of many blocks")) {
+  T_TEST (NAMED("conv2d of many blocks")) {
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) convolve(large[i], floats[i % 2 ? 0 : i % 4]);
     convolve(large[0], DT_F32);
     convolve(large[2], DT_F32);
   }
-  T_TEST(NAMED("pooling")) {
+  T_TEST (NAMED("pooling")) {
     for (int d = 0; d < 4; d++)
       for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) pool(windows[i], floats[d]);
   }
-  T_TEST(NAMED("batch norm")) {
+  T_TEST (NAMED("batch norm")) {
     for (int d = 0; d < 4; d++)
       for (int training = 0; training < 2; training++) {
         batch_norm(SHAPE(4, 3, 5, 7), floats[d], training);
@@ -338,16 +364,16 @@ static void all(const char *isa) {
 }
 
 T_BEGIN
-  static const char *const isas[] = {"portable", "avx2", "avx512"};
-  for (int k = 0; k < 3; k++) pools[k] = dt_pool_new(k + 1, NULL);
-  for (int i = 0; i < 3; i++) {
-    table = dt_cpu_table(isas[i]);
-    if (table) {
-      all(isas[i]);
-      continue;
-    }
-    t_start(isas[i]);
-    T_SKIP("this machine or build lacks the instruction set");
+static const char *const isas[] = {"portable", "avx2", "avx512"};
+for (int k = 0; k < 3; k++) pools[k] = dt_pool_new(k + 1, NULL);
+for (int i = 0; i < 3; i++) {
+  table = dt_cpu_table(isas[i]);
+  if (table) {
+    all(isas[i]);
+    continue;
   }
-  for (int k = 0; k < 3; k++) dt_pool_free(pools[k]);
+  t_start(isas[i]);
+  T_SKIP("this machine or build lacks the instruction set");
+}
+for (int k = 0; k < 3; k++) dt_pool_free(pools[k]);
 T_END

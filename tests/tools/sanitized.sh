@@ -9,7 +9,6 @@ export LSAN_OPTIONS="suppressions=$PWD/tests/tools/lsan.supp:print_suppressions=
 export UBSAN_OPTIONS=print_stacktrace=1
 export DT_VERIFY=1 DT_PLUGIN_DIR="$PWD/$b"
 out=$(mktemp)
-trap 'rm -f "$out"' EXIT
 p=0 f=0
 try() { # name, seconds, command...
   name=$1 seconds=$2
@@ -29,10 +28,19 @@ for t in "$b"/tests/test_*; do
   try "${t##*/}" 600 "$t"
 done
 try "collectives on 3 ranks" 300 tests/tools/ranks 3 "$b/tests/dist_comm"
-for s in tests/dist/mlp.lua tests/dist/tokens.lua; do
-  try "$s alone" 300 "$b/dtrain" "$s" --steps 3 --quiet
-  try "$s on 2 ranks" 300 tests/tools/ranks 2 "$b/dtrain" "$s" --steps 3 --quiet
+work=$(mktemp -d)
+trap 'rm -rf "$out" "$work"' EXIT
+printf 'In the beginning was the word, and the word was with us.\n%.0s' $(seq 100) > "$work/text.txt"
+for s in tests/dist/dropout.lua "tests/dist/resume.lua --dir $work/r --every 1" "tests/dist/resume.lua --dir $work/r --resume auto" \
+  "examples/own_model.lua" "examples/own_optimizer.lua" \
+  "tests/dist/steps.lua --script examples/gpt_text.lua --data $work/text.txt --global 3 --micro 1 --samples 7"; do
+  name=${s%% --dir*}
+  # shellcheck disable=SC2086
+  try "$name alone" 300 "$b/dtrain" $s --steps 3 --quiet
+  # shellcheck disable=SC2086
+  try "$name on 2 ranks" 300 tests/tools/ranks 2 "$b/dtrain" $s --steps 3 --quiet
 done
-try "a script with a mistake" 60 sh -c "! $b/dtrain tests/errors/unknown_key.lua"
+printf 'return require("dtrain").job { modle = 1 }\n' > "$work/bad.lua"
+try "a mistake in a script" 60 sh -c "! '$b/dtrain' '$work/bad.lua' 2> '$work/said' && grep -q \"no option 'modle'\" '$work/said'"
 echo "$p passed, $f failed, 0 skipped"
 [ $f = 0 ]

@@ -21,6 +21,10 @@ typedef enum dtm_kind {
   DTM_ALL_TO_ALL,
   DTM_BROADCAST,
   DTM_BARRIER,
+  DTM_ALLOC,
+  DTM_FREE,
+  DTM_SPLIT,
+  DTM_END,
   DTM_MESSAGE
 } dtm_kind;
 extern const char *const dtm_kind_name[];

@@ -2,6 +2,7 @@
  * those of groups. See mpi_comm.h for how they work. */
 #include <limits.h>
 #include <sched.h>
+#include <unistd.h>
 #include <stdlib.h>
 #include "mpi_comm.h"
 
@@ -102,12 +103,14 @@ fail:
 
 static dt_status m_alloc(dt_comm *b, size_t bytes, void **p, dt_err *e) {
   dtm_window *w;
+  DT_TRY(dtm_enter_plain((dtm_comm *)b, DTM_ALLOC, DT_U8, 0, 0, e));
   DT_TRY(dtm_window_new((dtm_comm *)b, bytes, &w, e));
   *p = w->base;
   return DT_OK;
 }
 static dt_status m_free(dt_comm *b, void *p, dt_err *e) {
   if (!p) return DT_OK;
+  DT_TRY(dtm_enter_plain((dtm_comm *)b, DTM_FREE, DT_U8, 0, 0, e));
   dtm_window *w = dtm_window_at((dtm_comm *)b, p);
   return w ? dtm_window_free(w, e)
            : dtm_host->fail(e, DT_EBUG, NULL, "free of memory that this communicator did not give");
@@ -116,12 +119,18 @@ static dt_status m_split(dt_comm *b, int color, int key, dt_comm **out, dt_err *
   dtm_comm *c = (dtm_comm *)b;
   MPI_Comm part;
   *out = NULL;
+  DT_TRY(dtm_enter_plain(c, DTM_SPLIT, DT_U8, 0, 0, e));
   DT_TRY(dtm_check_mpi(MPI_Comm_split(c->all, color < 0 ? MPI_UNDEFINED : color, key, &part), "split", e));
   return part == MPI_COMM_NULL ? DT_OK : make(part, false, out, e);
 }
 static void m_close(dt_comm *b) {
   dtm_comm *c = (dtm_comm *)b;
   bool world = c->world;
+  /* A rank that ends while another still calls: that one gets the error and ends the job; after a second this one does. */
+  if (dtm_enter_plain(c, DTM_END, DT_U8, 0, 0, NULL)) {
+    sleep(1);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
   for (dtm_window *w; (w = dtm_window_at(c, NULL));) dtm_window_free(w, NULL);
   MPI_Comm_free(&c->host);
   MPI_Comm_free(&c->all);

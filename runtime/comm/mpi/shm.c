@@ -179,13 +179,15 @@ static dt_status disagree(const dtm_comm *c, int i, const dtm_post *p, dt_err *e
     const dtm_post *q = k ? p : m;
     if (q->kind == DTM_BROADCAST)
       snprintf(text[k], sizeof text[k], "broadcast of %lld bytes from rank %u", (long long)q->n, q->op);
+    else if (q->kind >= DTM_BARRIER)
+      snprintf(text[k], sizeof text[k], "%s", dtm_kind_name[q->kind % (DTM_MESSAGE + 1)]);
     else
       snprintf(text[k], sizeof text[k], "%s of %lld %s, operator %u", dtm_kind_name[q->kind % (DTM_MESSAGE + 1)],
                (long long)q->n, dtm_host->dtype_name((int)(q->dtype % DT_NDTYPE)), q->op);
   }
   return dtm_host->fail(
       e, DT_ECOMM, NULL,
-      "ranks disagree on a collective: rank %d calls %s, rank %d calls %s; every rank must make the same "
+      "ranks disagree on a collective: rank %d is at %s, rank %d at %s; every rank must make the same "
       "calls in the same order",
       c->b.rank, text[0], c->rank_at[c->first[c->my_host] + i], text[1]);
 }
