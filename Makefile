@@ -17,7 +17,7 @@ CFLAGS   += -std=gnu11 -fPIC $(OPT) $(WARN) -fvisibility=hidden $(SAN)
 LDFLAGS  += $(SAN)
 LUA_CFLAGS := $(shell pkg-config --cflags lua5.4 2>/dev/null || echo -I/usr/include/lua5.4)
 LUA_LIBS := $(shell pkg-config --libs lua5.4 2>/dev/null || echo -llua5.4)
-LIBS     := -ldnnl -ljansson -lxxhash -lz -lm -ldl -lpthread
+LIBS     := -ljansson -lxxhash -lz -lm -ldl -lpthread
 
 # kernels are compiled once per instruction set and chosen at start
 MACHINE := $(shell uname -m)
@@ -145,12 +145,14 @@ $(B)/opsdoc: tests/tools/opsdoc.c $(B)/libdtrain_core.a
 format: ## clang-format every C file in place
 	@find runtime kernels lua tests -name '*.[ch]' | xargs clang-format -i
 
-bench: all $(B)/bench/matmul_floor $(B)/bench/allreduce $(B)/bench/mpi_init ## speed and memory beside their floors, and beside PyTorch's with DT_PEER_PYTHON=python
+bench: ## speed and memory beside their floors, and beside PyTorch's with DT_PEER_PYTHON=python
+	@sh tests/tools/install.sh build bench
+	@$(MAKE) all $(B)/bench/matmul_floor $(B)/bench/allreduce $(B)/bench/mpi_init
 	@DT_BUILD=$(B) lua5.4 tests/bench/run.lua $(WORK)
-$(B)/bench/matmul_floor: tests/bench/matmul_floor.c $(B)/libdtrain_core.a
+$(B)/bench/matmul_floor: tests/bench/matmul_floor.c
 	@mkdir -p $(@D)
 	@echo "  link $@"
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< -ldnnl
 $(B)/bench/%: tests/bench/%.c $(B)/libdtrain_core.a
 	@mkdir -p $(@D)
 	@echo "  link $@"

@@ -312,9 +312,9 @@ static int x_digest(lua_State *L) {
   return lua_pushstring(L, text), 1;
 }
 
-/* x:memory() -> bytes allocated, as plan:memory() */
+/* x:memory() -> bytes that all plans together need, as plan:memory(); after x:ready() what is allocated */
 static int x_memory(lua_State *L) {
-  dtl_exec *b = dtl_ready_exec(L, "exec:memory");
+  dtl_exec *b = dtl_check_exec(L, "exec:memory");
   int64_t by[DT_NREG], total = dt_exec_bytes(b->x, by);
   lua_createtable(L, 0, DT_NREG + 1);
   for (int r = 0; r < DT_NREG; r++) set_integer(L, dt_region_name[r], by[r]);

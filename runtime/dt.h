@@ -69,7 +69,8 @@ typedef struct dt_exec_state {
 } dt_exec_state;
 dt_exec_state dt_exec_state_get(const dt_exec *x);
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
-int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]); /* allocated; all plans together */
+/* Bytes of all plans together, their sum; before dt_exec_ready what will be allocated, after it what is. by_region may be NULL. */
+int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
 
 /* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). NULL p when unknown. */
 int dt_exec_names(dt_exec *x, const char ***names);

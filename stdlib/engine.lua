@@ -14,17 +14,61 @@ Engine.__index = Engine
 
 local M = {}
 
-local function loader_of(job, set, start, eval)
-  return core.loader(set.core, { global = job.batch.global, micro = job:rows(core.size()), seed = job.run_seed,
-    start = start,
-    shuffle = not eval, eval = eval })
+-- where = { ranks, rank }: whose part of the data.
+local function loader_of(job, set, start, eval, where)
+  return core.loader(set.core, { global = job.batch.global, micro = job:rows(where.ranks), seed = job.run_seed,
+    start = start, shuffle = not eval, eval = eval, rank = where.rank, size = where.ranks })
 end
+
+local function here() return { ranks = core.size(), rank = core.rank() } end
 
 -- Rows of a full microbatch first, then the other sizes that this rank meets.
 local function sizes_of(loader, rows)
   local out = { rows }
   for _, n in ipairs(loader:sizes()) do if n ~= rows then out[#out + 1] = n end end
   return out
+end
+
+--- Every plan of one rank among where.ranks: { main, train = plans (main first), eval = { { rows, plan } ... }, places =
+--- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
+--- it, so that the memory that is planned is the memory that is allocated.
+function M.plans(job, where)
+  local function how(rows, layout)
+    return { rows = rows, ranks = where.ranks, rank = where.rank, threads = core.threads(), layout = layout }
+  end
+  local loader = loader_of(job, job.data.train, 0, false, where)
+  local p = { train = {}, eval = {}, steps_per_epoch = loader:steps_per_epoch() }
+  for i, rows in ipairs(sizes_of(loader, job:rows(where.ranks))) do
+    local plan, own = trace.train(job, how(rows, p.main))
+    if i == 1 then p.main, p.counts = plan, own end
+    p.train[i] = plan
+  end
+  if job.eval.data then
+    for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.ranks))) do
+      local plan, places = trace.eval(job, how(rows, p.main))
+      p.eval[i], p.places = { rows, plan }, places
+    end
+  end
+  return p
+end
+
+--- What makes two ranks' plans equal: the sizes of their microbatches.
+function M.plan_key(job, where)
+  local out = { table.concat(sizes_of(loader_of(job, job.data.train, 0, false, where), 0), " ") }
+  if job.eval.data then
+    out[2] = table.concat(sizes_of(loader_of(job, job.eval.data, 0, true, where), 0), " ")
+  end
+  return table.concat(out, ";")
+end
+
+--- An executor with all of them, not yet ready (its memory() is known, nothing is allocated), and rows -> number of the
+--- evaluation plans. options: of core.exec.
+function M.executor(plans, options)
+  local exec = core.exec(plans.main, options)
+  for i = 2, #plans.train do exec:add(plans.train[i]) end
+  local numbers = {}
+  for _, e in ipairs(plans.eval) do numbers[e[1]] = exec:add(e[2]) end
+  return exec, numbers
 end
 
 local function numel(shape)
@@ -48,11 +92,6 @@ local function check_size(job)
   end
 end
 
--- How the graphs of this rank are built.
-local function how(job, rows, layout)
-  return { rows = rows, ranks = core.size(), rank = core.rank(), threads = core.threads(), layout = layout, job = job }
-end
-
 --- The engine of a job. Options of the command line (--steps, --seed, --resume ...) apply.
 function M.new(job)
   if not jobs.is(job) then util.fail("dt.engine wants a job made by dt.job, got %s (%s)", util.show(job),
@@ -66,44 +105,23 @@ function M.new(job)
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
 
-  local loader = loader_of(job, job.data.train, 0, false)
-  self.steps_per_epoch = loader:steps_per_epoch()
+  local plans = M.plans(job, here())
+  self.plan, self.places, self.steps_per_epoch = plans.main, plans.places, plans.steps_per_epoch
   self.steps = job:total(self.steps_per_epoch, options)
-  local lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
-
-  local main, counts, plans = nil, false, {}
-  for i, rows in ipairs(sizes_of(loader, job:rows(core.size()))) do
-    local plan, own = trace.train(job, how(job, rows, main))
-    if i == 1 then main, counts = plan, own end
-    plans[i] = plan
-  end
-  self.plan = main
   self.nominal = job.batch.global
   local targets = job:field("targets")
-  if counts and targets then self.nominal = self.nominal * numel(targets.shape) end
-  self.exec = core.exec(main, { lr = lr, group_lr = job.optimizer:group_lr(), nominal = self.nominal })
-  for i = 2, #plans do self.exec:add(plans[i]) end
-  if job.eval.data then self:add_eval() end
+  if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
+  self.exec, self.eval_numbers = M.executor(plans, { group_lr = job.optimizer:group_lr(), nominal = self.nominal,
+    lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps) })
   self.exec:ready()
 
   self.start = self:resume(options.resume)
   self.step_number = self.start
-  self.loader = loader_of(job, job.data.train, self.start, false)
+  self.loader = loader_of(job, job.data.train, self.start, false, here())
   for _, m in ipairs(trace.modules(job)) do
     modules.base.each_parameter(m[2], function(_, p) p.engine = self end)
   end
   return self
-end
-
-function Engine:add_eval()
-  local job, numbers = self.job, {}
-  local rows = job:rows(core.size())
-  for _, n in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true), rows)) do
-    local plan, places = trace.eval(job, how(job, n, self.plan))
-    numbers[n] = self.exec:add(plan)
-    self.places = places
-  end
-  self.eval_numbers = numbers
 end
 
 --- Restores what --resume names; returns the number of steps done.
@@ -149,7 +167,7 @@ function Engine:batches()
 end
 
 --- Whether a rank was asked to stop (Ctrl-C, SIGTERM): the same answer on all ranks. Ranks talk about it every
---- quarter second or so.
+--- tenth of a second or 500 steps.
 function Engine:stop_requested()
   if core.size() == 1 then return core.stop_requested() end
   if self.stopping then return true end
@@ -163,32 +181,20 @@ function Engine:stop_requested()
   local flag = core.tensor({ core.stop_requested() and 1.0 or 0.0, now - s.time }, "f64")
   local answer = core.all_reduce(flag, "max"):totable()
   local pace = answer[2] / s.every
-  s.every = math.max(1, math.min(2 * s.every, math.floor(0.25 / math.max(pace, 1e-7))))
+  s.every = math.max(1, math.min(2 * s.every, 500, math.floor(0.1 / math.max(pace, 1e-7))))
   s.at, s.time = self.step_number + s.every, now
   self.stopping = answer[1] > 0
   return self.stopping
 end
 
--- Running statistics differ between ranks, which saw different samples: all take the mean.
-function Engine:average_buffers()
-  if core.size() == 1 then return end
-  for _, name in ipairs(self.exec:names()) do
-    if name:sub(1, 7) == "buffer:" then
-      self.exec:set(name, core.all_reduce(self.exec:get(name), "avg"))
-    end
-  end
-  self.version = self.version + 1
-end
-
 --- Evaluates the job's metrics on the whole evaluation set, each sample once; returns metric name -> number, the same
 --- on all ranks.
 function Engine:eval()
-  if not self.eval_numbers then
+  if not self.job.eval.data then
     util.fail("engine:eval: the job has no evaluation data; give data a split or eval = { data = ... }")
   end
-  self:average_buffers()
   local set = self.job.eval.data
-  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true))
+  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here()))
   local out = {}
   for i, metric in ipairs(self.job.eval.metrics) do
     local place = self.places[i]
@@ -203,7 +209,6 @@ function Engine:save(dir)
   local c = self.checkpoint
   dir = dir or (c and c.dir)
   if not dir then util.fail("engine:save needs a folder, or a job with checkpoint = { dir = ... }") end
-  self:average_buffers()
   self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number } }
   self.saved = self.step_number
 end

@@ -41,13 +41,6 @@ static quad quad_of(const dt_view *v, bool bthd) {
 static inline void *quad_at(const quad *q, int64_t b, int64_t h, int64_t t) {
   return k_at(q->p, q->dtype, b * q->sb + h * q->sh + t * q->st);
 }
-/* asks for rows [t0, t0 + n) that will be read soon */
-static void ahead(const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n) {
-  const int64_t end = K_MIN(t0 + n, x == &a->k || x == &a->v ? a->S : a->T_), bytes = a->D * (int64_t)dt_dtype_size(x->dtype);
-  if (x->sd != 1) return;
-  for (int64_t t = t0; t < end; t++)
-    for (int64_t d = 0; d < bytes; d += 64) __builtin_prefetch((const char *)quad_at(x, b, h, t) + d, 0, 2);
-}
 /* keys that query t sees */
 static inline int64_t seen(const att *a, int64_t t) {
   return a->causal ? K_MAX(0, K_MIN(a->S, t + a->S - a->T_ + 1)) : a->S;
@@ -179,11 +172,10 @@ static int64_t F(sight)(const att *a, int64_t t0, int64_t rows, int64_t k0, int6
 
 /* p[rows, LD] = x[rows, D] panels: only tiles that hold something seen */
 static void F(scores)(const att *a, const T *x, int64_t ld, const T *panels, int64_t rows, const int64_t *see, T *p) {
-  for (int64_t j = 0; j < see[rows - 1]; j += NR)
-    for (int64_t i = 0; i < rows; i += K_MR) {
-      const int r = (int)K_MIN(K_MR, rows - i);
-      if (see[i + r - 1] > j) KF(tile_ld)(r, a->D, x + i * ld, ld, 1, panels + j * a->D, NR, p + i * LD + j, LD, false, NULL);
-    }
+  for (int64_t j = 0, i = 0; j < see[rows - 1]; j += NR) {
+    while (see[K_MIN(i + K_MR, rows) - 1] <= j) i += K_MR;
+    KF(tile_ld)((int)(rows - i), a->D, x + i * ld, ld, 1, panels + j * a->D, NR, p + i * LD + j, LD, false, NULL);
+  }
 }
 /* c[rows] (+)= p[rows, keys seen] x[keys]; c and x have row stride ld */
 static void F(weigh)(const att *a, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see, T *c, bool acc) {
@@ -267,7 +259,6 @@ static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, 
   T m[ROWS], l[ROWS];
   for (int64_t i = 0; i < rows; i++) m[i] = -(T)INFINITY, l[i] = 0;
   F(get_rows)(f->q, ld, a, &a->q, b, h, t0, rows, (T)a->scale);
-  ahead(a, &a->q, b, h, t0 + ROWS, ROWS);
   if (end == 0) memset(f->o, 0, (size_t)(rows * ld) * sizeof(T));
   for (int64_t k0 = 0; k0 < end; k0 += KEYS) {
     F(sight)(a, t0, rows, k0, see);
@@ -295,8 +286,6 @@ static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, 
   K_STORE(quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, m, rows);
 }
 static void F(forward_keys)(const att *a, const F(fwd) *f, int64_t b, int64_t g, int64_t n) {
-  ahead(a, &a->k, b, g, 0, n);
-  ahead(a, &a->v, b, g, 0, n);
   F(pack_across)(f->kt, a, &a->k, b, g, 0, n);
   F(get_rows)(f->v, f->ld, a, &a->v, b, g, 0, n, 1);
 }
@@ -341,8 +330,6 @@ static size_t F(backward_ws)(const att *a) {
 /* keys [k0, k0 + n) of head g */
 static void F(backward_keys)(const att *a, F(bwd) *f, int64_t b, int64_t g, int64_t k0, int64_t n, int want) {
   f->k0 = k0, f->n = n;
-  ahead(a, &a->k, b, g, k0, n);
-  ahead(a, &a->v, b, g, k0, n);
   F(pack_across)(f->kt, a, &a->k, b, g, k0, n);
   F(pack_across)(f->vt, a, &a->v, b, g, k0, n);
   if (want & WANT_Q) F(get_rows)(f->k, f->ld, a, &a->k, b, g, k0, n, 1);
@@ -365,8 +352,6 @@ static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h,
     K_LOAD(lse, quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, rows);
   }
   if (want & WANT_Q) memset(f->gq, 0, (size_t)(rows * ld) * sizeof(T));
-  const quad *next[] = {&a->q, &a->go, &a->o};
-  for (int i = 0; i < 3; i++) ahead(a, next[i], b, h, t0 + ROWS, ROWS);
   for (int64_t k0 = f->k0; k0 < end; k0 += KEYS) {
     const int64_t at = k0 - f->k0;
     F(sight)(a, t0, rows, k0, see);

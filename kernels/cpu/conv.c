@@ -4,12 +4,12 @@
  * All three are products in which one matrix is that of the windows (row k = (channel, i, j) of the kernel, column =
  * position of the output); it is never in memory as a whole:
  *
- *   forward   Y[o, pos] = W[o, k] X[k, pos]           a panel of X (NR positions, all k) is packed from the image
- *    data      X[k, pos] = transposed W[k, o] Y[o, pos]  a panel of X is computed, then added to the image where it lies
- *    weights   W[k, o] = X[k, pos] transposed Y[pos, o]  the tile reads X from the image, its left side, element by element
+ *   forward  Y[o, pos] = W[o, k] X[k, pos]    a panel of X (NR positions, all k) is packed from the image
+ *   data     X[k, pos] = W[o, k]^T Y[o, pos]  a panel of X is computed, then added to the image where it lies
+ *   weights  W[k, o] = X[k, pos] Y[o, pos]^T  the tile reads X, its left side, from the image, one element at a time
  *
- * The image is a copy, padded and in the compute type, of a band of rows of one sample, small enough for the second
- * cache. A row of it holds columns 0, s, 2s ... first, then 1, 1 + s ... (s the stride), so that neighbouring
+ * The image is a copy, padded and in the compute type, of a band of rows of one sample, of a
+ * bounded size. A row of it holds columns 0, s, 2s ... first, then 1, 1 + s ... (s the stride), so that neighbouring
  * positions read neighbouring elements whatever the stride. A bias is one more k, whose windows hold ones.
  *
  * Invariant: bands, blocks and chunks depend on shapes alone. Weight gradients are summed over chunks of samples in
@@ -373,9 +373,10 @@ static void F(data)(void *ctx, int64_t begin, int64_t end, int part) {
       for (int64_t p0 = 0; p0 < q->o || p0 == 0; p0 += kb) {
         const int64_t kc = K_MIN(kb, q->o - p0);
         KF(pack)(panel, k_at(q->y->p, dtype, (unit * q->o + p0) * q->s + j), dtype, kc, w, q->s, 1);
-        for (int64_t i = 0; i < rows; i += K_MR)
-          KF(tile)
-          ((int)K_MIN(K_MR, rows - i), kc, a + i * q->o + p0 * K_MR, 1, K_MR, panel, col + i * NR, NR, p0 > 0, NULL);
+        for (int64_t i = 0; i < rows; i += K_MR) {
+          const int most = (int)K_MIN(K_MR, rows - i);
+          KF(tile)(most, kc, a + i * q->o + p0 * K_MR, 1, K_MR, panel, col + i * NR, NR, p0 > 0, NULL);
+        }
       }
       F(add_windows)(q, img, col, rows, j, w);
     }
@@ -411,12 +412,17 @@ static void F(windows)(int rows, int64_t n, const T *a, const int64_t *off, cons
 #define ROWS(r)                                \
   case r:                                      \
     F(windows_n)(r, n, a, off, at, b, c, ldc); \
-    return;
+    return
   switch (rows) {
-    ROWS(1)
-    ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+    ROWS(1);
+    ROWS(2);
+    ROWS(3);
+    ROWS(4);
+    ROWS(5);
+    ROWS(6);
 #if K_MR > 6
-        ROWS(7) ROWS(8)
+    ROWS(7);
+    ROWS(8);
 #endif
   }
 #undef ROWS
@@ -445,10 +451,11 @@ static void F(weights)(void *ctx, int64_t begin, int64_t end, int part) {
                 const int64_t at = (((n + z) * q->groups + g) * q->o + j) * q->s + (y0 + y) * q->ow + x;
                 KF(pack)(panel + z * count * NR, k_at(q->y->p, dtype, at), dtype, count, K_MIN(NR, q->o - j), 1, q->s);
               }
-              for (int64_t i = 0; i < rows; i += K_MR)
-                F(windows)
-                ((int)K_MIN(K_MR, rows - i), nz * count, img + y * q->sh * q->pitch + x, q->off + i, q->at, panel,
-                 c + i * up + j, up);
+              for (int64_t i = 0; i < rows; i += K_MR) {
+                const int most = (int)K_MIN(K_MR, rows - i);
+                const T *from = img + y * q->sh * q->pitch + x;
+                F(windows)(most, nz * count, from, q->off + i, q->at, panel, c + i * up + j, up);
+              }
             }
           }
       }

@@ -92,13 +92,14 @@ K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, in
 
 void KF(tile_ld)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, int64_t ldb, T *c,
                  int64_t ldc, bool acc, const T *bias) {
+  if (cs == 1)
+    for (; rows >= K_MR; rows -= K_MR, a += K_MR * rs, c += K_MR * ldc)
+      F(tile_n)(K_MR, k, a, rs, 1, b, ldb, c, ldc, acc, bias);
+  else
+    for (; rows >= K_MR; rows -= K_MR, a += K_MR, c += K_MR * ldc)
+      F(tile_n)(K_MR, k, a, 1, cs, b, ldb, c, ldc, acc, bias);
 #define ROWS(n) \
   case n: F(tile_n)(n, k, a, rs, cs, b, ldb, c, ldc, acc, bias); return;
-  if (rows == K_MR) {
-    if (cs == 1) F(tile_n)(K_MR, k, a, rs, 1, b, ldb, c, ldc, acc, bias);
-    else F(tile_n)(K_MR, k, a, 1, cs, b, ldb, c, ldc, acc, bias);
-    return;
-  }
   switch (rows) {
     ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5)
 #if K_MR > 6
@@ -122,11 +123,11 @@ K_INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
 }
 
 /* columns contiguous in k: n whole columns, k a multiple of VL */
-K_INLINE void F(pack_t)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t ns) {
+K_INLINE void F(pack_t)(T *dst, const T *src, int64_t k, int64_t n, int64_t ns) {
   for (int64_t p = 0; p < k; p += VL)
     K_UNROLL for (int h = 0; h < 2; h++) {
       V v[VL];
-      K_UNROLL for (int j = 0; j < VL; j++) v[j] = h * VL + j < n ? F(ld_as)(src, dtype, (h * VL + j) * ns + p) : (V){0};
+      K_UNROLL for (int j = 0; j < VL; j++) v[j] = h * VL + j < n ? F(ld)(src + (h * VL + j) * ns + p) : (V){0};
       F(transpose)(v);
       K_UNROLL for (int j = 0; j < VL; j++) F(st)(dst + (p + j) * NR + h * VL, v[j]);
     }
@@ -146,13 +147,19 @@ void KF(pack)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t 
     else if (sizeof(T) == 4 && dtype == DT_BF16) F(pack_n)(dst, src, DT_BF16, k, ks);
     else if (sizeof(T) == 4 && dtype == DT_F16) F(pack_n)(dst, src, DT_F16, k, ks);
     else done = 0;
-  } else if (ks == 1) {
+  } else if (ks == 1 && dtype == own) {
     done = k / VL * VL;
-    if (dtype == own && n == NR) F(pack_t)(dst, src, own, done, NR, ns);
-    else if (dtype == own) F(pack_t)(dst, src, own, done, n, ns);
-    else if (sizeof(T) == 4 && dtype == DT_BF16) F(pack_t)(dst, src, DT_BF16, done, n, ns);
-    else if (sizeof(T) == 4 && dtype == DT_F16) F(pack_t)(dst, src, DT_F16, done, n, ns);
-    else done = 0;
+    if (n == NR) F(pack_t)(dst, src, done, NR, ns);
+    else F(pack_t)(dst, src, done, n, ns);
+  } else if (ks == 1) {
+    enum { RUN = 64 };
+    K_ALIGN T run[NR * RUN];
+    for (; k - done >= VL;) {
+      const int64_t m = K_MIN(RUN, (k - done) / VL * VL);
+      for (int64_t j = 0; j < n; j++) K_LOAD(run + j * RUN, k_at(src, dtype, j * ns + done), dtype, 1, m);
+      F(pack_t)(dst + done * NR, run, m, n, RUN);
+      done += m;
+    }
   }
   for (int64_t p = done; p < k; p++) {
     K_LOAD(dst + p * NR, k_at(src, dtype, p * ks), dtype, ns, n);

@@ -128,23 +128,34 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   return DT_OK;
 }
 
-dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
-  int64_t r[DT_NREG] = {0}, ws = 0, pool = 0, tickets = 0;
+/* Plans share regions, so each is as large as its largest user; inputs and scalars are each plan's own. */
+int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]) {
+  int64_t r[DT_NREG] = {0}, ws = 0, pool = 0, total = 0;
   for (int k = 0; k < x->nplan; k++) {
     const dt_plan *p = x->b[k].plan;
     for (int i = 0; i < DT_NREG; i++) r[i] = i == DT_REG_PERSIST ? r[i] + p->bytes[i] : max64(r[i], p->bytes[i]);
     ws = max64(ws, p->ws);
     pool = max64(pool, p->bytes[DT_REG_ACT] + p->bytes[DT_REG_TEMP] - p->ws);
+  }
+  r[DT_REG_TEMP] = pool + ws - r[DT_REG_ACT];
+  for (int i = 0; i < DT_NREG; i++) total += r[i];
+  if (by_region) memcpy(by_region, r, sizeof r);
+  return total;
+}
+
+dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
+  int64_t r[DT_NREG], ws = 0, tickets = 0, planned = dt_exec_bytes(x, r);
+  for (int k = 0; k < x->nplan; k++) {
+    const dt_plan *p = x->b[k].plan;
+    ws = max64(ws, p->ws);
     for (int s = 0; s < 3; s++)
       for (int i = 0; i < p->seg[s].ins.n; i++) tickets = max64(tickets, p->seg[s].ins.p[i].ticket);
   }
-  r[DT_REG_TEMP] = pool + ws - r[DT_REG_ACT];
+  int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
   memcpy(x->region_bytes, r, sizeof r);
   bool alone = x->ctx->comm->size == 1 || !x->b[0].plan->spec.train;
   x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM];
   x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws + (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
-  int64_t planned = 0;
-  for (int i = 0; i < DT_NREG; i++) planned += r[i];
   if (planned != x->arena_bytes + x->window_bytes)
     return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned, (long long)(x->arena_bytes + x->window_bytes));
   DT_TRY(get_memory(x->arena_bytes, &x->arena, e));

@@ -73,10 +73,6 @@ void dt_exec_free(dt_exec *x) {
 
 dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
-int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]) {
-  if (by_region) memcpy(by_region, x->region_bytes, sizeof x->region_bytes);
-  return x->arena_bytes + x->window_bytes;
-}
 int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names;
   return x->nnames;
@@ -184,6 +180,26 @@ static bool all_finite(const dt_view *v) {
   return true;
 }
 
+/* An id outside of what it indexes makes its row NaN: name the id instead. */
+static dt_status bad_id(const bound *q, const char *where, dt_err *e) {
+  static const struct { int op, ids, table, dim, ignore; const char *what, *hint; } known[] = {
+      {DT_OP_cross_entropy, 1, 0, -1, 1, "label", "labels count from 0"},
+      {DT_OP_embedding, 0, 1, 0, 0, "id", "ids count from 0; make the vocabulary larger"},
+      {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"}};
+  for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+    if (q->ins->op != known[k].op) continue;
+    const dt_view *ids = &q->call.in[known[k].ids], *table = &q->call.in[known[k].table];
+    int dim = known[k].dim < 0 ? table->t.nd - 1 : known[k].dim;
+    for (int64_t i = 0; i < dt_numel(&ids->t); i++) {
+      int64_t id = (int64_t)dt_get(ids->p, ids->t.dtype, i);
+      if ((id >= 0 && id < table->t.dim[dim]) || (known[k].ignore && id == q->call.attr[0].i)) continue;
+      return dt_fail(e, DT_EUSER, where, "%s: %s %lld is outside 0 to %lld; %s", dt_op(q->ins->op)->name, known[k].what, (long long)id,
+                     (long long)table->t.dim[dim] - 1, known[k].hint);
+    }
+  }
+  return DT_OK;
+}
+
 static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const char *what, double value, dt_err *e) {
   for (int m = 0; m < batch->nmicro; m++) {
     bound_plan *b = plan_for(x, batch->micro[m].n);
@@ -198,6 +214,7 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
         if (!all_finite(&q->call.out[o])) {
           char t[96], where[256] = "";
           if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
+          DT_TRY(bad_id(q, where, e));
           dt_str chain = {0}; /* the ops of a fused chain */
           static const char *const ew[] = {
 #define EW(name, ...) #name,
@@ -207,14 +224,14 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
           if (q->ins->vm)
             for (int j = 0; j < q->ins->vm->nins; j++) dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
           dt_status st = dt_fail(e, DT_EUSER, where, "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); lower the learning rate, clip, or look at this operation's inputs",
-                                 (long long)batch->step, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
+                                 (long long)batch->step + 1, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
                                  q->ins->phase == DT_FWD ? "" : ", in backward");
           dt_str_free(&chain);
           return st;
         }
     }
   }
-  return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not", (long long)batch->step, what, value);
+  return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not", (long long)batch->step + 1, what, value);
 }
 
 /* running statistics: equal on all ranks after each step, as the mean over ranks */

@@ -35,7 +35,7 @@ dt_val dt_cast(dt_graph *g, dt_val x, int dtype) {
 
 dt_val dt_reshape(dt_graph *g, dt_val x, int nd, const int64_t *dim) {
   const dt_type *t = dt_type_of(g, x);
-  if (t->nd == nd && !memcmp(t->dim, dim, (size_t)nd * sizeof *dim)) return x;
+  if (t->nd == nd && (nd == 0 || !memcmp(t->dim, dim, (size_t)nd * sizeof *dim))) return x;
   dt_attr a[DT_MAX_ATTR] = {{0}};
   set_list(a, nd, dim);
   return dt_bn(g, DT_OP_reshape, &x, 1, a);

@@ -240,8 +240,9 @@ static void merge_updates(dt_graph *g, const int *order, const int64_t *base) {
     b = a + 1;
     if (up[order[a]] < 0) continue;
     dt_node ua = g->node.p[up[order[a]]];
-    bool slots = true;
+    bool slots = true; /* whatever is no slot must be a scalar: the range has another shape than the parameter */
     for (int o = 0; o < ua.nout; o++) slots &= in_slot(g, ua.out[o], pa, base);
+    for (int k = 0; k < ua.nin; k++) slots &= in_slot(g, ua.in[k], pa, base) || dt_numel(&g->val.p[ua.in[k]].t) == 1;
     if (!slots) continue;
     for (; b < np; b++) {
       const dt_param *pb = &g->param.p[order[b]];

@@ -4,7 +4,7 @@ local planned = require "dtrain.cmd.planned"
 
 return function(words)
   local job, ranks = planned.job(words)
-  local plan = planned.plan(job, ranks, 0)
+  local plan = planned.plans(job, ranks, 0).main
   if core.rank() ~= 0 then return 0 end
   local text = plan:collectives()
   if text == "" then

@@ -1,24 +1,29 @@
 -- dtrain plan script.lua [--ranks n]: what each rank allocates, in bytes by class. The run checks that it allocates
 -- exactly this.
 local core = require "dtrain.core"
+local engines = require "dtrain.engine"
 local memory = require "dtrain.memory"
 local planned = require "dtrain.cmd.planned"
 local util = require "dtrain.util"
 
--- Ranks with equal memory share a column.
+-- Ranks with equal memory share a column. Ranks with equal microbatches have equal plans: one of them is traced.
 local function columns(job, ranks)
-  local out = {}
+  local out, known = {}, {}
   local function same(a, b)
     for _, class in ipairs(memory.classes) do if a[class] ~= b[class] then return false end end
     return true
   end
   for rank = 0, ranks - 1 do
-    local plan = planned.plan(job, ranks, rank)
-    local m, last = plan:memory(), out[#out]
+    local key = engines.plan_key(job, { ranks = ranks, rank = rank })
+    if not known[key] then
+      local plans = planned.plans(job, ranks, rank)
+      known[key] = { engines.executor(plans):memory(), plans.main:flops() }
+    end
+    local m, flops, last = known[key][1], known[key][2], out[#out]
     if last and same(last.memory, m) then
       last.to = rank
     else
-      out[#out + 1] = { from = rank, to = rank, memory = m, flops = plan:flops() }
+      out[#out + 1] = { from = rank, to = rank, memory = m, flops = flops }
     end
   end
   return out

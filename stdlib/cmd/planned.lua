@@ -1,9 +1,9 @@
 -- What plan and explain share: the script's job and a plan of it for each rank, without running anything.
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
+local engines = require "dtrain.engine"
 local jobs = require "dtrain.job"
 local load_script = require "dtrain.cmd.script"
-local trace = require "dtrain.trace"
 local util = require "dtrain.util"
 
 local M = {}
@@ -19,11 +19,11 @@ function M.job(words)
   return job, cli.given.ranks or core.size()
 end
 
---- The training plan of one rank among `ranks`.
-function M.plan(job, ranks, rank)
+--- The plans of one rank among `ranks` (engine.plans).
+function M.plans(job, ranks, rank)
   local n = job.data.train:count()
   if ranks > n then util.fail_at(job.where, "%d ranks share %d samples; plan for at most %d ranks", ranks, n, n) end
-  return (trace.train(job, { rows = job:rows(ranks), ranks = ranks, rank = rank, threads = core.threads() }))
+  return engines.plans(job, { ranks = ranks, rank = rank })
 end
 
 return M

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 static int t_pass, t_fail, t_skip, t_bad, t_open;
-static char t_name[256];
+static char t_name[512];
 static inline void t_close(void) {
   if (!t_open) return;
   t_open = 0;

@@ -137,6 +137,22 @@ describe("dtrain repl", function()
   end)
 end)
 
+describe("the README", function()
+  it("has a script that runs, and output of it that is not made up", function()
+    local readme = support.read "README.md"
+    local script = readme:match "```lua\n(.-)```"
+    if not support.read "/usr/share/datasets/fashion-mnist/train-labels-idx1-ubyte.gz" then
+      pending "Debian's dataset-fashion-mnist is not installed"
+    end
+    local dir = support.folder()
+    support.write(dir .. "/train.lua", script)
+    local text = ok(dir .. "/train.lua --epochs 3 --threads 1", { ranks = 2, seconds = 300 })
+    assert.are.equal(readme:match "\n(%d[%d,]* parameters, [^\n]*)", text:match "(%d[%d,]* parameters, [^\n]*)")
+    local said = tonumber(readme:match "accuracy ([%d.]+)")
+    assert.is_true(math.abs(said - tonumber(text:match "accuracy ([%d.]+)")) < 0.01)
+  end)
+end)
+
 describe("install", function()
   it("puts a program that works where PREFIX says", function()
     local dir = support.folder()

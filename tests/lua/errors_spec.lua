@@ -1,3 +1,4 @@
+-- luacheck: no max line length
 -- Mistakes that a user makes: each gives `file:line: what; what to do` (or `dtrain: ...` for the command line), a
 -- code other than 0, and no half-written file. A case is { what, script, pattern of the message [, options] }; the
 -- script runs through the program, the marked line (`--!`) is the one that the message must name.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Finds and installs the Debian packages that are missing:  install.sh [--check] group...   (groups: build, test, data)
+# Finds and installs the Debian packages that are missing:  install.sh [--check] group...   (groups: build, test, data, bench)
 # --check only looks. What there is is found by the files themselves, so another source than Debian's packages serves too.
 set -u
 check=
@@ -27,13 +27,15 @@ for group in "$@"; do
       need pkg-config has pkg-config
       need lua5.4 has lua5.4
       need liblua5.4-dev lua_header
-      need libdnnl-dev header dnnl.h ""
       need libjansson-dev header jansson.h ""
       need libxxhash-dev header xxhash.h ""
       need zlib1g-dev header zlib.h ""
       need libedit-dev header editline/readline.h ""
       need openmpi-bin has mpirun
       need libopenmpi-dev has mpicc
+      ;;
+    bench)
+      need libdnnl-dev header dnnl.h ""
       ;;
     test)
       need lua-busted has busted
@@ -44,7 +46,7 @@ for group in "$@"; do
       need dataset-fashion-mnist file /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz
       ;;
     *)
-      echo "install.sh: no group '$group'; there are build, test and data" >&2
+      echo "install.sh: no group '$group'; there are build, test, data and bench" >&2
       exit 2
       ;;
   esac
