@@ -46,6 +46,7 @@ int dtl_exec_save(lua_State *L) {
   dt_ctx *ctx = dtl_ctx(L);
   dt_exec_state s = dt_exec_state_get(b->x);
   dt_ckpt_meta m = {.step = s.step,
+                    .samples = s.samples,
                     .data_step = -1,
                     .loss_scale = s.loss_scale,
                     .scale_good = s.good,
@@ -152,6 +153,7 @@ int dtl_exec_load(lua_State *L) {
   DTL_TRY(L, &e, load(b->x, dtl_ctx(L)->comm, dir, path, &m, where, sizeof where, &found, &e));
   if (!found) return lua_pushnil(L), 1;
   dt_exec_state_set(b->x, &(dt_exec_state){.step = m.step,
+                                           .samples = m.samples,
                                            .updates = m.schedule,
                                            .loss_scale = m.loss_scale,
                                            .good = m.scale_good,

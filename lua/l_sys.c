@@ -79,7 +79,10 @@ static int l_ctx(lua_State *L) {
   if (threads < 0 || threads > 4096)
     dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
   if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
-  else if (threads && threads != proc.ctx->threads)
+  else if (threads && threads != proc.ctx->threads && !proc.ctx->execs && !proc.alone.execs) {
+    DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, (int)threads, &e));
+    proc.alone.pool = proc.ctx->pool, proc.alone.threads = proc.ctx->threads;
+  } else if (threads && threads != proc.ctx->threads)
     dtl_fail(
         L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
         proc.ctx->threads, (long long)threads, (long long)threads);

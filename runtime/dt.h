@@ -18,9 +18,12 @@ typedef struct dt_ctx {
   int threads;
   const dt_kernel *kernels;
   uint64_t seed;
+  int execs;                  /* executors made on it so far */
 } dt_ctx;
 /* threads 0: cores of the host / local ranks, at least 1. Joins the world when started by mpirun. */
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e);
+/* Another number of threads; only while no executor has been made on this context. */
+dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e);
 void dt_ctx_close(dt_ctx *c);
 /* A spec's workspace callback for this device. */
 size_t dt_ctx_workspace(const dt_call *c, int op, int threads);
@@ -64,6 +67,7 @@ dt_view dt_exec_output(dt_exec *x, int number, int i);
 typedef struct dt_exec_state {
   int64_t step;               /* steps taken (batches consumed) */
   int64_t updates;            /* updates applied: index into the schedule */
+  int64_t samples;            /* consumed, all ranks */
   double loss_scale;
   int64_t good, hysteresis;   /* of the loss scale: steps since it changed, overflows left before it shrinks */
 } dt_exec_state;

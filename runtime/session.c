@@ -10,10 +10,12 @@
 static int share_of_cores(const dt_comm *c) {
   cpu_set_t host, mine;
   if (c->local_size == 1 && !dt_comm_launched()) return dt_cpu_count();
-  if (dt_env("OMPI_MCA_hwloc_base_binding_policy") || sched_getaffinity(getppid(), sizeof host, &host)) return dt_cpu_count();
+  const char *policy = dt_env("OMPI_MCA_hwloc_base_binding_policy");
+  if (policy && strcmp(policy, "none")) return dt_cpu_count();
+  if (sched_getaffinity(getppid(), sizeof host, &host)) return dt_cpu_count();
   int share = CPU_COUNT(&host) / c->local_size, skip = share * c->local_rank;
   if (share < 1) return 1;
-  if (dt_cpu_count() >= share) return share;
+  if (policy || dt_cpu_count() >= share) return share;
   CPU_ZERO(&mine);
   for (int i = 0, taken = 0; i < CPU_SETSIZE && taken < share; i++)
     if (CPU_ISSET(i, &host) && skip-- <= 0) CPU_SET(i, &mine), taken++;
@@ -22,6 +24,7 @@ static int share_of_cores(const dt_comm *c) {
 
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
   *out = NULL;
+  DT_TRY(dt_cpu_check(e));
   dt_ctx *c = dt_xalloc(sizeof *c);
   dt_status st = dt_comm_world(&c->comm, e);
   if (st) {
@@ -40,6 +43,15 @@ dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
   c->kernels = dt_cpu_kernels();
   dt_log_setup(c->comm->rank, 1);
   *out = c;
+  return DT_OK;
+}
+
+dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e) {
+  dt_pool *pool = dt_pool_new(threads, e);
+  if (!pool) return DT_ENOMEM;
+  dt_pool_free(c->pool);
+  c->pool = pool;
+  c->threads = threads;
   return DT_OK;
 }
 

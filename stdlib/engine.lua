@@ -5,6 +5,7 @@ local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
+local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
@@ -117,6 +118,7 @@ function M.new(job)
 
   self.start = self:resume(options.resume)
   self.step_number = self.start
+  self.record = records.new(self)
   self.loader = loader_of(job, job.data.train, self.start, false, here())
   for _, m in ipairs(trace.modules(job)) do
     modules.base.each_parameter(m[2], function(_, p) p.engine = self end)
@@ -154,6 +156,7 @@ function Engine:step(batch)
   self.step_number = self.step_number + 1
   self.version = self.version + 1
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
+  self.record:step(m)
   return m
 end
 
@@ -201,6 +204,7 @@ function Engine:eval()
     local count = place.count and sums[place.count] or place.per_sample * set:count()
     out[metric.name] = metric.finish(sums[place.sum] / count)
   end
+  self.record:eval(out)
   return out
 end
 

@@ -1,5 +1,5 @@
--- What a run shows: on a terminal one line that is redrawn, elsewhere a plain line now and then; metrics.jsonl in the
--- run's folder. Rank 0 only. Speeds are of the time since the last line shown.
+-- What a run shows: on a terminal one line that is redrawn, elsewhere a plain line now and then. Rank 0 only. Speeds are
+-- of the time since the last line shown.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 
@@ -61,14 +61,6 @@ function M.new(engine)
   self.begin = core.now()
   self.last_time, self.last_step = self.begin, engine.start
   self.done, self.work = 0, 0
-  if engine.out then
-    core.mkdir_p(engine.out)
-    local path = engine.out .. "/metrics.jsonl"
-    local file, message = io.open(path, engine.resumed and "a" or "w")
-    if not file then error(("cannot write %s: %s; choose another --out"):format(path, message), 0) end
-    self.file = file
-    self.flushed = self.begin
-  end
   return self
 end
 
@@ -83,19 +75,6 @@ function Progress:say(fmt, ...)
   io.flush()
 end
 
-local order = { "step", "epoch", "loss", "lr", "grad_norm", "tokens_per_second", "samples_per_second", "step_ms",
-  "seconds" }
-
-function Progress:record(line)
-  if not self.file then return end
-  self.file:write(util.json(line, order), "\n")
-  local now = core.now()
-  if now - self.flushed > 1 or line.final then
-    self.file:flush()
-    self.flushed = now
-  end
-end
-
 --- After a step; m is what engine:step returned.
 function Progress:step(m)
   if not self.on then return end
@@ -103,14 +82,6 @@ function Progress:step(m)
   local step = engine.step_number
   local amount = engine.tokens and m.count or m.samples
   self.done = self.done + amount
-  if self.file then
-    local line = { step = step, epoch = m.epoch, loss = m.loss, lr = m.lr, step_ms = m.seconds * 1e3,
-      seconds = now - self.begin }
-    if m.grad_norm and m.grad_norm >= 0 then line.grad_norm = m.grad_norm end
-    if m.skipped then line.skipped, line.loss_scale = true, m.loss_scale end
-    line[engine.tokens and "tokens_per_second" or "samples_per_second"] = amount / m.seconds
-    self:record(line)
-  end
   if self.quiet then return end
   local last = step == engine.steps
   if self.live then
@@ -143,27 +114,18 @@ end
 --- After an evaluation.
 function Progress:eval(values, metrics)
   if not self.on then return end
-  local line, parts = { step = self.engine.step_number, seconds = core.now() - self.begin }, {}
+  local parts = {}
   for _, metric in ipairs(metrics) do
-    local v = values[metric.name]
-    line["eval_" .. metric.name] = v
-    parts[#parts + 1] = ("%s %.4f"):format(metric.name, v)
+    parts[#parts + 1] = ("%s %.4f"):format(metric.name, values[metric.name])
   end
-  self:record(line)
   self:say("eval %d  %s", self.engine.step_number, table.concat(parts, "  "))
 end
 
---- Ends the redrawn line and closes the file.
+--- Ends the redrawn line.
 function Progress:close()
-  if not self.on then return end
-  if self.shown then
-    io.write("\n")
-    self.shown = false
-  end
-  if self.file then
-    self.file:close()
-    self.file = nil
-  end
+  if not self.shown then return end
+  io.write("\n")
+  self.shown = false
 end
 
 return M

@@ -22,7 +22,7 @@ local function introduce(engine, show)
   end
   if engine.options.verbose then
     if core.rank() == 0 then print(job.model) end
-    show:say("%s", memory.table({ { "rank " .. core.rank(), engine.plan:memory() } }))
+    show:say("%s", memory.table({ { "rank " .. core.rank(), engine.exec:memory() } }))
   end
 end
 
@@ -51,7 +51,7 @@ return function(job)
   local stopped = engine.step_number < engine.steps
   if not stopped and evaluate.data and evaluated ~= engine.step_number
     and engine.step_number > engine.start then eval() end
-  if (checkpoint or (stopped and engine.checkpoint)) and engine.saved ~= engine.step_number then engine:save() end
+  if engine.checkpoint and engine.saved ~= engine.step_number then engine:save() end
   if stopped then
     show:say(engine.saved and "stopped after step %d; saved below %s, --resume auto continues"
       or "stopped after step %d; nothing saved (checkpoint = { dir = ... } or --out would)", engine.step_number,

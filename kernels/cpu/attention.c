@@ -1,23 +1,25 @@
-/* attention and attention_bwd: scaled dot products, softmax, weighted values, without a [T,S] matrix in memory (after Dao,
- * FlashAttention-2, 2023).
+/* attention and attention_bwd: scaled dot products, softmax, weighted values, without a [T,S] matrix in memory (after
+ * Dao, FlashAttention-2, 2023).
  *
- * Queries go in strips of ROWS, keys in blocks of KEYS; the scores of a strip and a block stay in the second-level cache.
- * Every product is made of register tiles (gemm.h); tiles above the diagonal are not computed. The backward pass computes
- * the probabilities again from lse. Work goes to threads by (batch, key head): queries of a group follow each other there,
- * so gk and gv add up in a fixed order. Where there are too few of those, forward goes by strip, and backward goes first by
- * key block (gk, gv), then by strip (gq), with scores computed twice; cuts and orders are the same, and so are the bits.
+ * Queries go in strips of ROWS, keys in blocks of KEYS; the scores of a strip and a block stay in the second-level
+ * cache. Every product is made of register tiles (gemm.h); tiles above the diagonal are not computed. The backward
+ * pass computes the probabilities again from lse. Work goes to threads by (batch, key head): queries of a group
+ * follow each other there, so gk and gv add up in a fixed order. Where there are too few of those, forward goes by
+ * strip, and backward goes first by key block (gk, gv), then by strip (gq), with scores computed twice; cuts and
+ * orders are the same, and so are the bits.
  *
- * A query that sees no key (causal, more queries than keys) gives 0 with lse -inf and has no gradient. Called through the
- * op table. */
+ * A query that sees no key (causal, more queries than keys) gives 0 with lse -inf and has no gradient. Called through
+ * the op table. */
 #ifndef T
 #include "gemm.h"
 #include "m.h"
 
 enum {
-  ROWS = 96,              /* a multiple of K_MR */
-  KEYS = 256,             /* a multiple of every K_NR */
-  LD = KEYS + 32,         /* row stride of a strip of scores; the extra takes zeros behind a row's end */
-  WANT_Q = 1, WANT_KV = 2 /* what a backward unit computes */
+  ROWS = 96,      /* a multiple of K_MR */
+  KEYS = 256,     /* a multiple of every K_NR */
+  LD = KEYS + 32, /* row stride of a strip of scores; the extra takes zeros behind a row's end */
+  WANT_Q = 1,
+  WANT_KV = 2 /* what a backward unit computes */
 };
 
 /* element (b, h, t, d) of a view in either layout */
@@ -32,7 +34,8 @@ typedef struct att {
   bool causal;
   double scale;
   char *ws;
-  size_t each; /* workspace of a thread */
+  size_t each;          /* workspace of a thread */
+  int64_t units, parts; /* units are dealt to so many threads in turn */
 } att;
 
 static quad quad_of(const dt_view *v, bool bthd) {
@@ -40,6 +43,31 @@ static quad quad_of(const dt_view *v, bool bthd) {
 }
 static inline void *quad_at(const quad *q, int64_t b, int64_t h, int64_t t) {
   return k_at(q->p, q->dtype, b * q->sb + h * q->sh + t * q->st);
+}
+/* What this unit writes and the next one reads is asked for while the tiles of this one run, a few lines for each
+ * tile, so that memory and arithmetic overlap: rows of a head lie far apart, and no processor sees that coming. */
+enum { AHEAD = 8, LINES = 8 }; /* tensors at most, lines for each tile */
+typedef struct feed {
+  struct {
+    const char *p;
+    int64_t st, left;
+  } x[AHEAD];
+  int n, at;
+  int64_t line, lines;
+} feed;
+static void feed_add(feed *f, const att *a, const quad *x, int64_t b, int64_t h, int64_t rows) {
+  if (x->sd != 1 || f->n == AHEAD) return;
+  const int64_t z = (int64_t)dt_dtype_size(x->dtype);
+  f->lines = (a->D * z + 63) / 64;
+  f->x[f->n].p = quad_at(x, b, h, 0), f->x[f->n].st = x->st * z, f->x[f->n].left = rows, f->n++;
+}
+static inline void feed_go(feed *f, int64_t tiles) {
+  for (int64_t q = LINES * tiles; q > 0 && f->at < f->n; q--) {
+    __builtin_prefetch(f->x[f->at].p + f->line * 64, 0, 2);
+    if (++f->line < f->lines) continue;
+    f->line = 0, f->x[f->at].p += f->x[f->at].st;
+    if (--f->x[f->at].left <= 0) f->at++;
+  }
 }
 /* keys that query t sees */
 static inline int64_t seen(const att *a, int64_t t) {
@@ -59,6 +87,15 @@ static att setup(const dt_call *c) {
 }
 static quad lse_of(const dt_view *v) { return (quad){v->p, v->t.dtype, v->stride[0], v->stride[1], v->stride[2], 0}; }
 
+static void feed_heads(feed *f, const att *a, int64_t unit, const quad *const *x, int n) {
+  unit += a->parts;
+  if (unit >= a->units) return;
+  const int64_t b = unit / a->Hk, g = unit % a->Hk;
+  feed_add(f, a, &a->k, b, g, a->S);
+  feed_add(f, a, &a->v, b, g, a->S);
+  for (int i = 0; i < n; i++) feed_add(f, a, x[i], b, g * (a->H / a->Hk), a->T_);
+}
+
 #define K_TEMPLATE "attention.c"
 #include "k_twice.h"
 
@@ -73,10 +110,11 @@ static void deal_part(void *ctx, int part, int parts) {
   for (int64_t i = part; i < d->n; i += parts) d->fn(d->a, i, d->a->ws + (size_t)part * d->a->each);
 }
 static void deal_out(dt_pool *pool, att *a, int64_t n, void (*fn)(const att *a, int64_t unit, char *ws)) {
-  deal d = {a, n, fn};
   /* a unit of less than some 20 us is not worth waking threads for */
   double work = (double)a->B * (double)a->H * (double)a->T_ * (double)a->S * (double)a->D;
   int parts = (int)K_MIN((double)K_MIN(n, k_threads(pool)), 1 + work / 1e6);
+  a->units = n, a->parts = K_MAX(1, parts);
+  deal d = {a, n, fn};
   if (parts > 1) dt_pool_run(pool, parts, deal_part, &d);
   else deal_part(&d, 0, 1);
 }
@@ -137,7 +175,8 @@ static void F(pack_across)(T *dst, const att *a, const quad *x, int64_t b, int64
     KF(pack)(dst + j * a->D, quad_at(x, b, h, k0 + j), x->dtype, a->D, K_MIN(NR, n - j), x->sd, x->st);
 }
 /* n rows in T times s, with row stride ld, zeros behind D */
-static void F(get_rows)(T *dst, int64_t ld, const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T s) {
+static void F(get_rows)(T *dst, int64_t ld, const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n,
+                        T s) {
   for (int64_t i = 0; i < n; i++, dst += ld) {
     const void *src = quad_at(x, b, h, t0 + i);
     if (x->sd == 1 && dt_dtype_size(x->dtype) == sizeof(T))
@@ -151,11 +190,12 @@ static void F(get_rows)(T *dst, int64_t ld, const att *a, const quad *x, int64_t
   }
 }
 /* rows [t0, t0+n) of x = s times src[n, ld] */
-static void F(put_rows)(const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T *src, int64_t ld, T s) {
+static void F(put_rows)(const att *a, const quad *x, int64_t b, int64_t h, int64_t t0, int64_t n, T *src, int64_t ld,
+                        T s) {
   for (int64_t i = 0; i < n; i++, src += ld) {
     void *dst = quad_at(x, b, h, t0 + i);
     if (x->sd == 1 && dt_dtype_size(x->dtype) == sizeof(T)) {
-      K_IVDEP for (int64_t d = 0; d < a->D; d++) ((T *)dst)[d] = src[d] * s;
+      K_IVDEP for (int64_t d = 0; d < a->D; d++)((T *)dst)[d] = src[d] * s;
       continue;
     }
     if (s != 1)
@@ -171,29 +211,36 @@ static int64_t F(sight)(const att *a, int64_t t0, int64_t rows, int64_t k0, int6
 }
 
 /* p[rows, LD] = x[rows, D] panels: only tiles that hold something seen */
-static void F(scores)(const att *a, const T *x, int64_t ld, const T *panels, int64_t rows, const int64_t *see, T *p) {
+static void F(scores)(const att *a, feed *next, const T *x, int64_t ld, const T *panels, int64_t rows,
+                      const int64_t *see, T *p) {
   for (int64_t j = 0, i = 0; j < see[rows - 1]; j += NR) {
     while (see[K_MIN(i + K_MR, rows) - 1] <= j) i += K_MR;
+    feed_go(next, (rows - i) / K_MR);
     KF(tile_ld)((int)(rows - i), a->D, x + i * ld, ld, 1, panels + j * a->D, NR, p + i * LD + j, LD, false, NULL);
   }
 }
 /* c[rows] (+)= p[rows, keys seen] x[keys]; c and x have row stride ld */
-static void F(weigh)(const att *a, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see, T *c, bool acc) {
+static void F(weigh)(const att *a, feed *next, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see,
+                     T *c, bool acc) {
   for (int64_t d = 0; d < a->D; d += NR)
     for (int64_t i = 0; i < rows; i += K_MR) {
       const int r = (int)K_MIN(K_MR, rows - i);
+      feed_go(next, 1);
       KF(tile_ld)(r, see[i + r - 1], p + i * LD, LD, 1, x + d, ld, c + i * ld + d, ld, acc, NULL);
     }
 }
 /* c[keys] += transpose of p[rows, keys], times x[rows] */
-static void F(weigh_t)(const att *a, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see, T *c) {
+static void F(weigh_t)(const att *a, feed *next, const T *p, const T *x, int64_t ld, int64_t rows, const int64_t *see,
+                       T *c) {
   const int64_t keys = see[rows - 1];
   for (int64_t d = 0; d < a->D; d += NR) {
     int64_t first = 0;
     for (int64_t j = 0; j < keys; j += K_MR) {
       while (see[first] <= j) first++; /* rows before it see none of these keys */
-      KF(tile_ld)((int)K_MIN(K_MR, keys - j), rows - first, p + first * LD + j, 1, LD, x + first * ld + d, ld, c + j * ld + d, ld, true,
-               NULL);
+      feed_go(next, 1);
+      KF(tile_ld)
+      ((int)K_MIN(K_MR, keys - j), rows - first, p + first * LD + j, 1, LD, x + first * ld + d, ld, c + j * ld + d, ld,
+       true, NULL);
     }
   }
 }
@@ -239,10 +286,12 @@ static int64_t F(stride)(const att *a) { return (k_up(a->D, NR) / NR | 1) * NR; 
 typedef struct F(fwd) {
   T *kt, *v, *q, *p, *o;
   int64_t ld;
+  feed next;
 } F(fwd);
-static size_t F(forward_layout)(const att *a, char *ws, F(fwd) *f) {
+static size_t F(forward_layout)(const att *a, char *ws, F(fwd) * f) {
   size_t n = 0;
   char **w = ws ? &ws : NULL;
+  memset(&f->next, 0, sizeof f->next);
   const int64_t ld = f->ld = F(stride)(a);
   f->kt = F(take)(w, &n, k_up(a->S, NR) * a->D), f->v = F(take)(w, &n, a->S * ld);
   f->q = F(take)(w, &n, ROWS * ld), f->p = F(take)(w, &n, ROWS * LD), f->o = F(take)(w, &n, ROWS * ld);
@@ -253,7 +302,7 @@ static size_t F(forward_ws)(const att *a) {
   return F(forward_layout)(a, NULL, &f);
 }
 
-static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, int64_t strip) {
+static void F(forward_one)(const att *a, F(fwd) * f, int64_t b, int64_t h, int64_t strip) {
   const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = seen(a, t0 + rows - 1), ld = f->ld;
   int64_t see[ROWS];
   T m[ROWS], l[ROWS];
@@ -262,7 +311,7 @@ static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, 
   if (end == 0) memset(f->o, 0, (size_t)(rows * ld) * sizeof(T));
   for (int64_t k0 = 0; k0 < end; k0 += KEYS) {
     F(sight)(a, t0, rows, k0, see);
-    F(scores)(a, f->q, ld, f->kt + k0 * a->D, rows, see, f->p);
+    F(scores)(a, &f->next, f->q, ld, f->kt + k0 * a->D, rows, see, f->p);
     for (int64_t i = 0; i < rows; i++) {
       T *p = f->p + i * LD;
       const int64_t n = see[i], nv = k_up(n, VL);
@@ -275,7 +324,7 @@ static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, 
       if (k0 > 0)
         for (int64_t d = 0; d < a->D; d++) f->o[i * ld + d] *= keep;
     }
-    F(weigh)(a, f->p, f->v + k0 * ld, ld, rows, see, f->o, k0 > 0);
+    F(weigh)(a, &f->next, f->p, f->v + k0 * ld, ld, rows, see, f->o, k0 > 0);
   }
   for (int64_t i = 0; i < rows; i++) {
     const T s = l[i] != 0 ? 1 / l[i] : 0;
@@ -285,7 +334,7 @@ static void F(forward_one)(const att *a, const F(fwd) *f, int64_t b, int64_t h, 
   F(put_rows)(a, &a->o, b, h, t0, rows, f->o, ld, 1);
   K_STORE(quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, m, rows);
 }
-static void F(forward_keys)(const att *a, const F(fwd) *f, int64_t b, int64_t g, int64_t n) {
+static void F(forward_keys)(const att *a, F(fwd) * f, int64_t b, int64_t g, int64_t n) {
   F(pack_across)(f->kt, a, &a->k, b, g, 0, n);
   F(get_rows)(f->v, f->ld, a, &a->v, b, g, 0, n, 1);
 }
@@ -294,6 +343,8 @@ static void F(forward_heads)(const att *a, int64_t unit, char *ws) {
   F(forward_layout)(a, ws, &f);
   const int64_t b = unit / a->Hk, g = unit % a->Hk, group = a->H / a->Hk;
   F(forward_keys)(a, &f, b, g, a->S);
+  feed_add(&f.next, a, &a->o, b, g * group, a->T_);
+  feed_heads(&f.next, a, unit, (const quad *[]){&a->q}, 1);
   for (int64_t h = g * group; h < (g + 1) * group; h++)
     for (int64_t s = 0; s < a->strips; s++) F(forward_one)(a, &f, b, h, s);
 }
@@ -309,13 +360,15 @@ static void F(forward_strip)(const att *a, int64_t unit, char *ws) {
  *      gv = PT go,  W = P (G - c),  gq = scale W k,  gk = WT (scale q) ---- */
 
 typedef struct F(bwd) {
-  T *kt, *vt, *k, *gk, *gv; /* keys and their gradients, from key k0 on */
+  T *kt, *vt, *k, *gk, *gv;   /* keys and their gradients, from key k0 on */
   T *q, *go, *o, *gq, *p, *w; /* a strip; o lies where gq comes to lie */
   int64_t ld, k0, n;
+  feed next;
 } F(bwd);
-static size_t F(backward_layout)(const att *a, char *ws, F(bwd) *f) {
+static size_t F(backward_layout)(const att *a, char *ws, F(bwd) * f) {
   size_t n = 0;
   char **w = ws ? &ws : NULL;
+  memset(&f->next, 0, sizeof f->next);
   const int64_t ld = f->ld = F(stride)(a), s = k_up(a->S, NR);
   f->kt = F(take)(w, &n, s * a->D), f->vt = F(take)(w, &n, s * a->D), f->k = F(take)(w, &n, s * ld);
   f->gk = F(take)(w, &n, s * ld), f->gv = F(take)(w, &n, s * ld);
@@ -328,7 +381,7 @@ static size_t F(backward_ws)(const att *a) {
   return F(backward_layout)(a, NULL, &f);
 }
 /* keys [k0, k0 + n) of head g */
-static void F(backward_keys)(const att *a, F(bwd) *f, int64_t b, int64_t g, int64_t k0, int64_t n, int want) {
+static void F(backward_keys)(const att *a, F(bwd) * f, int64_t b, int64_t g, int64_t k0, int64_t n, int want) {
   f->k0 = k0, f->n = n;
   F(pack_across)(f->kt, a, &a->k, b, g, k0, n);
   F(pack_across)(f->vt, a, &a->v, b, g, k0, n);
@@ -336,12 +389,13 @@ static void F(backward_keys)(const att *a, F(bwd) *f, int64_t b, int64_t g, int6
   if (want & WANT_KV)
     for (int64_t i = 0; i < n * f->ld; i++) f->gk[i] = f->gv[i] = 0;
 }
-static void F(backward_put)(const att *a, const F(bwd) *f, int64_t b, int64_t g) {
+static void F(backward_put)(const att *a, const F(bwd) * f, int64_t b, int64_t g) {
   F(put_rows)(a, &a->gk, b, g, f->k0, f->n, f->gk, f->ld, 1);
   F(put_rows)(a, &a->gv, b, g, f->k0, f->n, f->gv, f->ld, 1);
 }
-static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h, int64_t strip, int want) {
-  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = K_MIN(f->k0 + f->n, seen(a, t0 + rows - 1)), ld = f->ld;
+static void F(backward_one)(const att *a, F(bwd) * f, int64_t b, int64_t h, int64_t strip, int want) {
+  const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = K_MIN(f->k0 + f->n, seen(a, t0 + rows - 1)),
+                ld = f->ld;
   int64_t see[ROWS];
   T lse[ROWS], c[ROWS];
   if (end > f->k0) {
@@ -355,8 +409,8 @@ static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h,
   for (int64_t k0 = f->k0; k0 < end; k0 += KEYS) {
     const int64_t at = k0 - f->k0;
     F(sight)(a, t0, rows, k0, see);
-    F(scores)(a, f->q, ld, f->kt + at * a->D, rows, see, f->p);
-    F(scores)(a, f->go, ld, f->vt + at * a->D, rows, see, f->w);
+    F(scores)(a, &f->next, f->q, ld, f->kt + at * a->D, rows, see, f->p);
+    F(scores)(a, &f->next, f->go, ld, f->vt + at * a->D, rows, see, f->w);
     for (int64_t i = 0; i < rows; i++) {
       T *p = f->p + i * LD, *w = f->w + i * LD, x = lse[i], y = c[i];
       const int64_t n = see[i];
@@ -368,10 +422,10 @@ static void F(backward_one)(const att *a, const F(bwd) *f, int64_t b, int64_t h,
       F(close_row)(w, n, 0);
     }
     if (want & WANT_KV) {
-      F(weigh_t)(a, f->p, f->go, ld, rows, see, f->gv + at * ld);
-      F(weigh_t)(a, f->w, f->q, ld, rows, see, f->gk + at * ld);
+      F(weigh_t)(a, &f->next, f->p, f->go, ld, rows, see, f->gv + at * ld);
+      F(weigh_t)(a, &f->next, f->w, f->q, ld, rows, see, f->gk + at * ld);
     }
-    if (want & WANT_Q) F(weigh)(a, f->w, f->k + at * ld, ld, rows, see, f->gq, true);
+    if (want & WANT_Q) F(weigh)(a, &f->next, f->w, f->k + at * ld, ld, rows, see, f->gq, true);
   }
   if (want & WANT_Q) F(put_rows)(a, &a->gq, b, h, t0, rows, f->gq, ld, (T)a->scale);
 }
@@ -380,6 +434,10 @@ static void F(backward_heads)(const att *a, int64_t unit, char *ws) {
   F(backward_layout)(a, ws, &f);
   const int64_t b = unit / a->Hk, g = unit % a->Hk, group = a->H / a->Hk;
   F(backward_keys)(a, &f, b, g, 0, a->S, WANT_Q | WANT_KV);
+  feed_add(&f.next, a, &a->gq, b, g * group, a->T_);
+  feed_add(&f.next, a, &a->gk, b, g, a->S);
+  feed_add(&f.next, a, &a->gv, b, g, a->S);
+  feed_heads(&f.next, a, unit, (const quad *[]){&a->q, &a->go, &a->o}, 3);
   for (int64_t h = g * group; h < (g + 1) * group; h++)
     for (int64_t s = 0; s < a->strips; s++) F(backward_one)(a, &f, b, h, s, WANT_Q | WANT_KV);
   F(backward_put)(a, &f, b, g);
@@ -387,7 +445,8 @@ static void F(backward_heads)(const att *a, int64_t unit, char *ws) {
 static void F(backward_block)(const att *a, int64_t unit, char *ws) {
   F(bwd) f;
   F(backward_layout)(a, ws, &f);
-  const int64_t k0 = unit % a->blocks * KEYS, g = unit / a->blocks % a->Hk, b = unit / a->blocks / a->Hk, group = a->H / a->Hk;
+  const int64_t k0 = unit % a->blocks * KEYS, g = unit / a->blocks % a->Hk, b = unit / a->blocks / a->Hk,
+                group = a->H / a->Hk;
   F(backward_keys)(a, &f, b, g, k0, K_MIN(KEYS, a->S - k0), WANT_KV);
   for (int64_t h = g * group; h < (g + 1) * group; h++)
     for (int64_t s = 0; s < a->strips; s++) F(backward_one)(a, &f, b, h, s, WANT_KV);

@@ -1,12 +1,37 @@
 /* The matrix product: register tile, packing, blocking, slices for threads (see gemm.h for the three layers).
  *
- * Invariant: element (i, j) sums over k in ascending order inside blocks of K_KB bytes, and the blocks' sums are added in
- * order; neither depends on the slice. Called by matmul.c, linear.c, conv.c and attention.c. */
+ * Invariant: element (i, j) sums over k in ascending order inside blocks of K_KB bytes, and the blocks' sums are
+ * added in order; neither depends on the slice. Called by matmul.c, linear.c, conv.c and attention.c. */
 #ifndef T
 #include "gemm.h"
 #include "m.h"
 
 enum { SMALL = 150000 /* multiply-adds that one thread does in less time than waking others pays for */ };
+
+/* The next panel's source is asked for while the tiles of this one run, a few lines for each tile, so that memory and
+ * arithmetic overlap. */
+typedef struct ahead {
+  const char *p;                         /* where the run at hand begins */
+  int64_t step, lines, line, left, each; /* from run to run; lines of a run; the next; lines left; lines a tile */
+} ahead;
+/* rows [i, i + rows) x columns [j, j + cols) of m, while `tiles` tiles run */
+static inline ahead ahead_of(const k_mat *m, int64_t i, int64_t j, int64_t rows, int64_t cols, int64_t tiles) {
+  const int64_t z = (int64_t)dt_dtype_size(m->dtype);
+  if (rows <= 0 || cols <= 0 || (m->cs != 1 && m->rs != 1)) return (ahead){0};
+  const bool along = m->cs == 1; /* runs lie along a row */
+  ahead f = {.p = k_at(m->p, m->dtype, i * m->rs + j * m->cs), .step = (along ? m->rs : m->cs) * z};
+  f.lines = ((along ? cols : rows) * z + 63) / 64;
+  f.left = f.lines * (along ? rows : cols);
+  f.each = (f.left + tiles - 1) / tiles;
+  return f;
+}
+K_INLINE void ahead_go(ahead *f) {
+  for (int64_t q = K_MIN(f->each, f->left); q > 0; q--) {
+    __builtin_prefetch(f->p + f->line * 64);
+    f->left--;
+    if (++f->line == f->lines) f->line = 0, f->p += f->step;
+  }
+}
 
 #define K_TEMPLATE "gemm.c"
 #include "k_twice.h"
@@ -50,8 +75,9 @@ static void gemm_slice(void *ctx, int part, int parts) {
   (void)parts;
   const int64_t nr = g->c.dtype == DT_F64 ? K_NR_f64 : K_NR_f32;
   int i = part / r->tn, j = part % r->tn;
-  K(gemm_part)(g, k_cut(g->m, K_MR, i, r->tm), k_cut(g->m, K_MR, i + 1, r->tm), k_cut(g->n, nr, j, r->tn),
-               k_cut(g->n, nr, j + 1, r->tn), r->ws + (size_t)part * K(gemm_ws)());
+  K(gemm_part)
+  (g, k_cut(g->m, K_MR, i, r->tm), k_cut(g->m, K_MR, i + 1, r->tm), k_cut(g->n, nr, j, r->tn),
+   k_cut(g->n, nr, j + 1, r->tn), r->ws + (size_t)part * K(gemm_ws)());
 }
 
 void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws) {
@@ -70,6 +96,9 @@ void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws) {
 K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, int64_t cs, const T *restrict b,
                         int64_t ldb, T *c, int64_t ldc, bool acc, const T *bias) {
   V s[K_MR][2];
+  /* c is often far away, and stores wait for each other: ask for its lines before the work */
+  K_UNROLL for (int i = 0; i < rows; i++) __builtin_prefetch(c + i * ldc, 1),
+      __builtin_prefetch(c + i * ldc + NR - 1, 1);
   K_UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = (V){0};
 #pragma GCC unroll 4
   for (int64_t p = 0; p < k; p++) {
@@ -90,20 +119,27 @@ K_INLINE void F(tile_n)(int rows, int64_t k, const T *restrict a, int64_t rs, in
   K_UNROLL for (int i = 0; i < rows; i++) F(st)(c + i * ldc, s[i][0]), F(st)(c + i * ldc + VL, s[i][1]);
 }
 
-void KF(tile_ld)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, int64_t ldb, T *c,
-                 int64_t ldc, bool acc, const T *bias) {
+void KF(tile_ld)(int rows, int64_t k, const T *a, int64_t rs, int64_t cs, const T *b, int64_t ldb, T *c, int64_t ldc,
+                 bool acc, const T *bias) {
   if (cs == 1)
     for (; rows >= K_MR; rows -= K_MR, a += K_MR * rs, c += K_MR * ldc)
       F(tile_n)(K_MR, k, a, rs, 1, b, ldb, c, ldc, acc, bias);
   else
     for (; rows >= K_MR; rows -= K_MR, a += K_MR, c += K_MR * ldc)
       F(tile_n)(K_MR, k, a, 1, cs, b, ldb, c, ldc, acc, bias);
-#define ROWS(n) \
-  case n: F(tile_n)(n, k, a, rs, cs, b, ldb, c, ldc, acc, bias); return;
+#define ROWS(n)                                            \
+  case n:                                                  \
+    F(tile_n)(n, k, a, rs, cs, b, ldb, c, ldc, acc, bias); \
+    return
   switch (rows) {
-    ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5)
+    ROWS(1);
+    ROWS(2);
+    ROWS(3);
+    ROWS(4);
+    ROWS(5);
 #if K_MR > 6
-    ROWS(6) ROWS(7)
+    ROWS(6);
+    ROWS(7);
 #endif
   }
 #undef ROWS
@@ -124,8 +160,7 @@ K_INLINE V F(ld_as)(const void *p, int dtype, int64_t i) {
 
 /* columns contiguous in k: n whole columns, k a multiple of VL */
 K_INLINE void F(pack_t)(T *dst, const T *src, int64_t k, int64_t n, int64_t ns) {
-  for (int64_t p = 0; p < k; p += VL)
-    K_UNROLL for (int h = 0; h < 2; h++) {
+  for (int64_t p = 0; p < k; p += VL) K_UNROLL for (int h = 0; h < 2; h++) {
       V v[VL];
       K_UNROLL for (int j = 0; j < VL; j++) v[j] = h * VL + j < n ? F(ld)(src + (h * VL + j) * ns + p) : (V){0};
       F(transpose)(v);
@@ -167,10 +202,10 @@ void KF(pack)(T *dst, const void *src, int dtype, int64_t k, int64_t n, int64_t 
   }
 }
 
-/* a[mc, kc] in the compute type for the tile: rows as they are where k is contiguous, else K_MR rows side by side. Gives the
- * strides; the first of row i (a multiple of K_MR) is at *step * i */
-static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_t mc, int64_t kc, int64_t *rs, int64_t *cs,
-                          int64_t *step) {
+/* a[mc, kc] in the compute type for the tile: rows as they are where k is contiguous, else K_MR rows side by side.
+ * Gives the strides; the first of row i (a multiple of K_MR) is at *step * i */
+static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_t mc, int64_t kc, int64_t *rs,
+                          int64_t *cs, int64_t *step) {
   const int own = sizeof(T) == 8 ? DT_F64 : DT_F32;
   const char *src = k_at(a->p, a->dtype, i0 * a->rs + p0 * a->cs);
   if (a->cs == 1 || (a->rs != 1 && a->dtype != own)) {
@@ -196,8 +231,7 @@ static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_
     for (int64_t i = 0; i < mc; i += K_MR) {
       T *d = dst + i * kc + p * K_MR;
       if (mc - i >= K_MR)
-        for (int q = 0; q < np; q++)
-          K_UNROLL for (int r = 0; r < K_MR; r++) d[q * K_MR + r] = from[q][i + r];
+        for (int q = 0; q < np; q++) K_UNROLL for (int r = 0; r < K_MR; r++) d[q * K_MR + r] = from[q][i + r];
       else
         for (int q = 0; q < np; q++)
           for (int r = 0; r < mc - i; r++) d[q * K_MR + r] = from[q][i + r];
@@ -207,32 +241,6 @@ static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_
 }
 
 /* ---- blocks ---- */
-
-/* The next panel's source is asked for while the tiles of this one run: lines of `run` bytes apart inside a row (or column),
- * rows `stride` bytes apart, a few lines for each tile. */
-typedef struct F(ahead) {
-  const char *p;
-  int64_t step, left, each, lines, line;
-} F(ahead);
-K_INLINE F(ahead) F(ahead_of)(const k_gemm *g, int64_t p0, int64_t j, int64_t kc, int64_t n1, int64_t tiles) {
-  const int64_t z = (int64_t)dt_dtype_size(g->b.dtype);
-  F(ahead) f = {0};
-  if (j >= n1) return f;
-  bool t = g->b.rs == 1;
-  int64_t rows = t ? K_MIN(NR, n1 - j) : kc, bytes = (t ? kc : K_MIN(NR, n1 - j)) * z;
-  f.p = k_at(g->b.p, g->b.dtype, p0 * g->b.rs + j * g->b.cs);
-  f.step = (t ? g->b.cs : g->b.rs) * z;
-  f.lines = (bytes + 63) / 64, f.left = rows * f.lines;
-  f.each = (f.left + tiles - 1) / tiles;
-  return f;
-}
-K_INLINE void F(fetch)(F(ahead) *f) {
-  for (int64_t q = K_MIN(f->each, f->left); q > 0; q--) {
-    __builtin_prefetch(f->p + f->line * 64, 0, 3);
-    f->left--;
-    if (++f->line == f->lines) f->line = 0, f->p += f->step;
-  }
-}
 
 void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *ws) {
   const int own = sizeof(T) == 8 ? DT_F64 : DT_F32;
@@ -255,20 +263,21 @@ void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t 
         const bool acc = p0 > 0 || (direct && g->acc), last = p0 + kc >= g->k;
         int64_t rs, cs, step;
         const T *a = F(pack_a)(ap, &g->a, i0, p0, mc, kc, &rs, &cs, &step);
+        const int64_t tiles = (mc + K_MR - 1) / K_MR;
         for (int64_t j = 0; j < nc; j += NR) {
           const int64_t w = K_MIN(NR, nc - j);
-          KF(pack)(panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs,
-                     g->b.cs);
+          KF(pack)
+          (panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs, g->b.cs);
           const T *add = NULL;
           if (last && g->bias.p) {
             K_LOAD(bias, k_at(g->bias.p, g->bias.dtype, (j0 + j) * g->bias.cs), g->bias.dtype, g->bias.cs, w);
             for (int64_t q = w; q < NR; q++) bias[q] = 0;
             add = bias;
           }
-          F(ahead) next = F(ahead_of)(g, p0, j0 + j + NR, kc, n1, (mc + K_MR - 1) / K_MR);
+          ahead next = ahead_of(&g->b, p0, j0 + j + NR, kc, K_MIN(NR, n1 - (j0 + j + NR)), tiles);
           for (int64_t i = 0; i < mc; i += K_MR) {
             const int rows = (int)K_MIN(K_MR, mc - i);
-            F(fetch)(&next);
+            ahead_go(&next);
             if (w == NR || !direct) {
               KF(tile)(rows, kc, a + i * step, rs, cs, panel, c + i * ldc + j, ldc, acc, add);
               continue;

@@ -1,13 +1,14 @@
-/* linear: y = x wT + b over all rows of x, and, with a vector program, the epilogue run on each block of rows while it is
- * in cache.
+/* linear: y = x wT + b over all rows of x, and, with a vector program, the epilogue run on each block of rows while
+ * it is in cache.
  *
- * The program reads the product from memory where it may be overwritten: an output of the product's dtype, else a part of
- * the workspace. So a fused epilogue gives the same bits as the chain run on its own. Called through the op table. */
+ * The program reads the product from memory where it may be overwritten: an output of the product's dtype, else a
+ * part of the workspace. So a fused epilogue gives the same bits as the chain run on its own. Called through the op
+ * table. */
 #include "gemm.h"
 
 typedef struct linear {
   k_gemm g;
-  k_vm *vm;      /* NULL: none */
+  k_vm *vm; /* NULL: none */
   int tm, tn;
   char *ws;
 } linear;

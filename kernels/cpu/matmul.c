@@ -33,7 +33,9 @@ static batch setup(const dt_call *c) {
   /* batch dims that b does not have, next to the rows of a and c, are rows */
   while (t.nd > 0) {
     const int d = t.nd - 1;
-    if (t.dim[d] != 1 && (t.stride[1][d] != 0 || t.stride[0][d] != t.g.m * t.g.a.rs || t.stride[2][d] != t.g.m * t.g.c.rs)) break;
+    if (t.dim[d] != 1 &&
+        (t.stride[1][d] != 0 || t.stride[0][d] != t.g.m * t.g.a.rs || t.stride[2][d] != t.g.m * t.g.c.rs))
+      break;
     t.g.m *= t.dim[d], t.count /= K_MAX(t.dim[d], 1), t.nd--;
   }
   return t;

@@ -1,22 +1,22 @@
-/* Vectors of the type T of a template: included inside it, after k_twice.h has set T and F. Used by gemm.c, attention.c and
- * conv.c. */
+/* Vectors of the type T of a template: included inside it, after k_twice.h has set T and F. Used by gemm.c,
+ * attention.c and conv.c. */
 #ifndef V
 #define NR F(K_NR)
 #define VL ((int)F(K_LANES))
 #define V F(vec)
-/* transposing the square of VL vectors: for each power of two s, lanes l (with bit s) of vector i (without) change places
- * with lanes l - s of vector i + s */
+/* transposing the square of VL vectors: for each power of two s, lanes l (with bit s) of vector i (without) change
+ * places with lanes l - s of vector i + s */
 #define LO(l, s) ((l) & (s) ? VL + (l) - (s) : (l))
 #define HI(l, s) ((l) & (s) ? VL + (l) : (l) + (s))
 #define L2(f, l, s) f(l, s), f(l + 1, s)
 #define L4(f, l, s) L2(f, l, s), L2(f, l + 2, s)
 #define L8(f, l, s) L4(f, l, s), L4(f, l + 4, s)
 #define L16(f, l, s) L8(f, l, s), L8(f, l + 8, s)
-#define EXCHANGE(s)                                          \
-  K_UNROLL for (int i = 0; i < VL; i++) if (!(i & s)) {        \
-    V x = v[i], y = v[i + s];                                \
-    v[i] = __builtin_shuffle(x, y, (VI){LIST(LO, s)});       \
-    v[i + s] = __builtin_shuffle(x, y, (VI){LIST(HI, s)});   \
+#define EXCHANGE(s)                                        \
+  K_UNROLL for (int i = 0; i < VL; i++) if (!(i & s)) {    \
+    V x = v[i], y = v[i + s];                              \
+    v[i] = __builtin_shuffle(x, y, (VI){LIST(LO, s)});     \
+    v[i + s] = __builtin_shuffle(x, y, (VI){LIST(HI, s)}); \
   }
 #endif
 #undef LIST /* the lanes' numbers through LO or HI */
@@ -49,4 +49,3 @@ K_INLINE void F(transpose)(V *v) {
 #endif
   EXCHANGE(1)
 }
-

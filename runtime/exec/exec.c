@@ -13,6 +13,7 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   (void)e;
   dt_exec *x = dt_xalloc(sizeof *x);
   x->ctx = c;
+  c->execs++;
   if (o) x->o = *o;
   if (o && o->nlr) x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);
   if (o && o->groups) x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups), memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
@@ -312,6 +313,7 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
     }
   }
   x->state.step++;
+  x->state.samples += batch.count;
   info->seconds = dt_now() - t0;
   return DT_OK;
 }

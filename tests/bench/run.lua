@@ -25,7 +25,7 @@ local cores = math.tointeger(capture "nproc":match "%d+")
 -- ---- commands: each returns a table of figures ----
 local function result(text)
   local out = {}
-  for key, value in (text:match "RESULT ([^\n]*)" or ""):gmatch "(%w+)=([%d.]+)" do out[key] = tonumber(value) end
+  for key, value in (text:match "RESULT ([^\n]*)" or ""):gmatch "([%w_]+)=([%d.]+)" do out[key] = tonumber(value) end
   if not next(out) then error("no result:\n" .. text, 0) end
   if text:find "RESULT.*RESULT" then -- ranks that print each: the slowest
     for us in text:gmatch "step_us=([%d.]+)" do out.step_us = math.max(out.step_us, tonumber(us)) end
@@ -33,7 +33,7 @@ local function result(text)
   return out
 end
 local function ours(work, ranks, threads)
-  local command = ("%s/dtrain tests/bench/work.lua --work %s --threads %d"):format(build, work, threads)
+  local command = ("%s/dtrain tests/bench/work.lua --work %s --ranks %d --threads %d"):format(build, work, ranks, threads)
   if ranks > 1 then command = ("tests/tools/ranks %d %s"):format(ranks, command) end
   return function() return result(capture(command)) end
 end

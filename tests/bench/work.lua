@@ -8,6 +8,7 @@ local nn, optim, data = dt.nn, dt.optim, dt.data
 local args = dt.args {
   work = { default = "gpt", choices = { "gpt", "mlp4", "linear", "mlp128", "cnn" } },
   count = { default = 9, help = "groups of steps to time" },
+  ranks = { default = 1, help = "for works whose batch is a rank's" },
   precision = "f32",
 }
 
@@ -29,12 +30,12 @@ local works = {
       layers[#layers + 1] = nn.Linear(1024, 1024)
       if i < 4 then layers[#layers + 1] = nn.ReLU() end
     end
-    return { model = nn.Sequential(layers), loss = nn.MSE(), batch = 64 * dt.size(),
+    return { model = nn.Sequential(layers), loss = nn.MSE(), batch = 64 * args.ranks,
       data = data.synthetic { inputs = { 1024 }, targets = { 1024 }, samples = 6400 },
       optimizer = optim.AdamW { lr = 3e-4, betas = { 0.9, 0.95 }, weight_decay = 0.1 } }, 5
   end,
   linear = function()
-    return { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 32 * dt.size(),
+    return { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 32 * args.ranks,
       data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 6400 }, optimizer = optim.SGD { lr = 0.01 } }, 2000
   end,
   mlp128 = function()

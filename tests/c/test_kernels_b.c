@@ -1,6 +1,6 @@
-/* CPU kernels against straightforward references in double: products, linear with an epilogue, attention, convolutions,
- * pooling, batch norm. Every call runs with 1, 2 and 3 threads and must give the same bits; every instruction set that this
- * machine runs is tested. */
+/* CPU kernels against straightforward references in double: products, linear with an epilogue, attention,
+ * convolutions, pooling, batch norm. Every call runs with 1, 2 and 3 threads and must give the same bits; every
+ * instruction set that this machine runs is tested. */
 #include "dev/kernel.h"
 #include "t.h"
 
@@ -21,8 +21,14 @@ static double rnd(void) { /* [-1, 1) */
   seed = seed * 6364136223846793005u + 1442695040888963407u;
   return (double)(int64_t)(seed >> 11) / 4503599627370496.0 - 1;
 }
-#define DIMS(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
-enum { PLAIN, TURNED, STEPPED, LAYOUTS }; /* contiguous; dims in reverse order in memory; every second element of a row */
+#define DIMS(...) \
+  (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
+enum {
+  PLAIN,
+  TURNED,
+  STEPPED,
+  LAYOUTS
+}; /* contiguous; dims in reverse order in memory; every second element of a row */
 static dt_view make(int dtype, int layout, int nd, const int64_t *dim) {
   dt_type t = dt_type_make(dtype, nd, dim);
   dt_view v = dt_view_make(get_mem((size_t)dt_nbytes(&t) * 2), &t);
@@ -49,7 +55,9 @@ static double *values(const dt_view *v) {
   for (int64_t i = 0; i < n; i++) d[i] = get(v, i);
   return d;
 }
-static double *zeros(int64_t n) { return memset(get_mem(sizeof(double) * (size_t)(n + 1)), 0, sizeof(double) * (size_t)(n + 1)); }
+static double *zeros(int64_t n) {
+  return memset(get_mem(sizeof(double) * (size_t)(n + 1)), 0, sizeof(double) * (size_t)(n + 1));
+}
 static size_t span(const dt_view *v) { /* bytes from v->p to the end of its last element */
   int64_t top = 0;
   if (dt_numel(&v->t) == 0) return 0;
@@ -101,8 +109,10 @@ static void call(int op, int nin, const dt_view *in, int nout, const dt_view *ou
   }
 }
 #define LIST(...) ((dt_attr[DT_MAX_ATTR]){__VA_ARGS__})
-#define I(x) {.i = (x)}
-#define N(x) {.f = (x)}
+#define I(x) \
+  { .i = (x) }
+#define N(x) \
+  { .f = (x) }
 
 static int wrong;
 static char what[256]; /* the case at hand */
@@ -124,17 +134,18 @@ static void all_near(const char *name, const dt_view *v, const double *want, con
 }
 
 /* ---- matmul ---- */
-static void one_matmul(int dtype, int la, int lb, bool ta, bool tb, bool acc, int nd, const int64_t *ba, const int64_t *bb,
-                       int64_t m, int64_t n, int64_t k) {
+static void one_matmul(int dtype, int la, int lb, bool ta, bool tb, bool acc, int nd, const int64_t *ba,
+                       const int64_t *bb, int64_t m, int64_t n, int64_t k) {
   int64_t da[8], db[8], dy[8];
   for (int d = 0; d < nd; d++) da[d] = ba[d], db[d] = bb[d], dy[d] = ba[d] > bb[d] ? ba[d] : bb[d];
-  da[nd] = ta ? k : m, da[nd + 1] = ta ? m : k, db[nd] = tb ? n : k, db[nd + 1] = tb ? k : n, dy[nd] = m, dy[nd + 1] = n;
+  da[nd] = ta ? k : m, da[nd + 1] = ta ? m : k, db[nd] = tb ? n : k, db[nd + 1] = tb ? k : n, dy[nd] = m,
+  dy[nd + 1] = n;
   dt_view in[2] = {fill(make(dtype, la, nd + 2, da)), fill(make(dtype, lb, nd + 2, db))};
   dt_view y = fill(make(dtype, PLAIN, nd + 2, dy));
   const int64_t ny = dt_numel(&y.t);
   double *want = acc ? values(&y) : zeros(ny), *size = zeros(ny), *a = values(&in[0]), *b = values(&in[1]);
-  snprintf(what, sizeof what, "layouts %d %d ta %d tb %d acc %d m %lld n %lld k %lld", la, lb, ta, tb, acc, (long long)m,
-           (long long)n, (long long)k);
+  snprintf(what, sizeof what, "layouts %d %d ta %d tb %d acc %d m %lld n %lld k %lld", la, lb, ta, tb, acc,
+           (long long)m, (long long)n, (long long)k);
   for (int64_t e = 0; e < ny; e++) {
     int64_t j = e % n, i = e / n % m, r = e / n / m, oa = 0, ob = 0, sa = m * k, sb = n * k;
     for (int d = nd - 1; d >= 0; d--) {
@@ -154,21 +165,25 @@ static void one_matmul(int dtype, int la, int lb, bool ta, bool tb, bool acc, in
   free_mem();
 }
 static void test_matmul(void) {
-  static const int64_t sizes[][3] = {{1, 1, 1},    {5, 3, 7},     {6, 16, 8},   {13, 33, 65},  {64, 10, 128}, {1, 70, 90}, {70, 1, 90},
-                                     {97, 95, 1},  {200, 40, 30}, {3, 130, 700}, {40, 48, 385}, {300, 17, 50}, {7, 600, 9}};
+  static const int64_t sizes[][3] = {{1, 1, 1},     {5, 3, 7},     {6, 16, 8},  {13, 33, 65},  {64, 10, 128},
+                                     {1, 70, 90},   {70, 1, 90},   {97, 95, 1}, {200, 40, 30}, {3, 130, 700},
+                                     {40, 48, 385}, {300, 17, 50}, {7, 600, 9}};
   for (int t = 0; t < 4; t++)
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
       for (int f = 0; f < 4; f++)
         for (int l = 0; l < 9; l++) {
           if (l % 4 != 0 && (s + (size_t)f + (size_t)t) % 3) continue; /* not every mixture of layouts each time */
-          one_matmul(floats[t], l / 3, l % 3, f & 1, f & 2, (s + (size_t)f) % 2, 0, NULL, NULL, sizes[s][0], sizes[s][1], sizes[s][2]);
+          one_matmul(floats[t], l / 3, l % 3, f & 1, f & 2, (s + (size_t)f) % 2, 0, NULL, NULL, sizes[s][0],
+                     sizes[s][1], sizes[s][2]);
         }
-  static const int64_t b[][2][2] = {{{3, 4}, {3, 4}}, {{3, 4}, {1, 1}}, {{1, 1}, {2, 5}}, {{3, 1}, {1, 2}}, {{1, 4}, {2, 4}}, {{2, 0}, {2, 0}}};
+  static const int64_t b[][2][2] = {{{3, 4}, {3, 4}}, {{3, 4}, {1, 1}}, {{1, 1}, {2, 5}},
+                                    {{3, 1}, {1, 2}}, {{1, 4}, {2, 4}}, {{2, 0}, {2, 0}}};
   for (int t = 0; t < 4; t++)
     for (int k = 0; k < 6; k++)
       for (int f = 0; f < 8; f++)
         one_matmul(floats[t], f % 3, (f + k) % 3, f & 1, f & 2, f & 4, 2, b[k][0], b[k][1], 9 + 5 * f, 21, 11 + f);
-  for (int f = 0; f < 4; f++) one_matmul(DT_F32, PLAIN, PLAIN, f & 1, f & 2, f == 2, 1, (int64_t[]){2}, (int64_t[]){2}, 250, 140, 130);
+  for (int f = 0; f < 4; f++)
+    one_matmul(DT_F32, PLAIN, PLAIN, f & 1, f & 2, f == 2, 1, (int64_t[]){2}, (int64_t[]){2}, 250, 140, 130);
   one_matmul(DT_F32, PLAIN, PLAIN, false, false, true, 0, NULL, NULL, 5, 6, 0);
   one_matmul(DT_BF16, PLAIN, PLAIN, false, false, false, 0, NULL, NULL, 5, 6, 0);
 }
@@ -184,11 +199,13 @@ static void one_linear(int dtype, int lx, bool bias, int epi, int nd, const int6
   in[nin++] = fill(make(dtype, lx == STEPPED ? TURNED : PLAIN, 2, (int64_t[]){n, k}));
   if (bias) in[nin++] = fill(make(dtype, PLAIN, 1, &n));
   if (epi) in[nin++] = fill(make(dtype, PLAIN, 1, &n));
-  dt_view y = make(dtype, PLAIN, nd + 1, dy), z = make(epi == 2 ? (dtype == DT_F32 ? DT_BF16 : DT_F32) : dtype, PLAIN, nd + 1, dy);
-  double *x = values(&in[0]), *w = values(&in[1]), *b = bias ? values(&in[2]) : zeros(n), *s = epi ? values(&in[nin - 1]) : NULL;
+  dt_view y = make(dtype, PLAIN, nd + 1, dy),
+          z = make(epi == 2 ? (dtype == DT_F32 ? DT_BF16 : DT_F32) : dtype, PLAIN, nd + 1, dy);
+  double *x = values(&in[0]), *w = values(&in[1]), *b = bias ? values(&in[2]) : zeros(n),
+         *s = epi ? values(&in[nin - 1]) : NULL;
   double *want = zeros(rows * n), *size = zeros(rows * n), *wantz = zeros(rows * n);
-  snprintf(what, sizeof what, "layout %d bias %d epilogue %d rows %lld k %lld n %lld", lx, bias, epi, (long long)rows, (long long)k,
-           (long long)n);
+  snprintf(what, sizeof what, "layout %d bias %d epilogue %d rows %lld k %lld n %lld", lx, bias, epi, (long long)rows,
+           (long long)k, (long long)n);
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < n; j++) {
       double t = b[j], q = fabs(b[j]);
@@ -205,7 +222,8 @@ static void one_linear(int dtype, int lx, bool bias, int epi, int nd, const int6
                   {.op = DT_EW_add, .dst = 2, .a = 2, .b = 0, .c = -1}};
   int16_t regs[] = {2, 0};
   const int nout = epi == 1 ? 2 : 1;
-  dt_vm vm = {.nin = 2, .nout = nout, .nins = 3, .nreg = 3, .f64 = dtype == DT_F64, .space = y.t, .out = regs, .ins = ins};
+  dt_vm vm = {
+      .nin = 2, .nout = nout, .nins = 3, .nreg = 3, .f64 = dtype == DT_F64, .space = y.t, .out = regs, .ins = ins};
   if (!epi) call(DT_OP_linear, nin, in, 1, &y, LIST(I(bias)), NULL, 0);
   else call(DT_OP_linear, nin, in, nout, (dt_view[]){z, y}, LIST(I(bias)), &vm, 0);
   if (epi < 2) all_near("y", &y, want, size);
@@ -226,7 +244,9 @@ static void test_linear(void) {
 }
 
 /* ---- attention ---- */
-typedef struct shape { int64_t B, H, Hk, T, S, D; } shape;
+typedef struct shape {
+  int64_t B, H, Hk, T, S, D;
+} shape;
 /* q, k, v as slices of one tensor when T = S and H = Hk (packed), else each on its own */
 static dt_view heads(int dtype, bool bthd, int64_t B, int64_t H, int64_t T, int64_t D, bool packed) {
   int64_t d[4] = {B, bthd ? T : H, bthd ? H : T, D};
@@ -244,7 +264,8 @@ static int64_t pos(const shape *s, bool bthd, bool key, int64_t b, int64_t h, in
   return (bthd ? (b * T + t) * H + h : (b * H + h) * T + t) * s->D + d;
 }
 static void one_attention(int dtype, shape s, bool causal, double scale, bool bthd, bool packed) {
-  dt_view q = fill(heads(dtype, bthd, s.B, s.H, s.T, s.D, packed)), k = fill(heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed));
+  dt_view q = fill(heads(dtype, bthd, s.B, s.H, s.T, s.D, packed)),
+          k = fill(heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed));
   dt_view v = fill(heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed)), o = heads(dtype, bthd, s.B, s.H, s.T, s.D, false);
   dt_view go = fill(heads(dtype, bthd, s.B, s.H, s.T, s.D, packed)), lse = make(DT_F32, PLAIN, DIMS(s.B, s.H, s.T));
   dt_view g[3] = {heads(dtype, bthd, s.B, s.H, s.T, s.D, packed), heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed),
@@ -263,7 +284,8 @@ static void one_attention(int dtype, shape s, bool causal, double scale, bool bt
         double m = -INFINITY, l = 0, c = 0;
         for (int64_t j = 0; j < n; j++) {
           p[j] = 0;
-          for (int64_t d = 0; d < s.D; d++) p[j] += Q[pos(&s, bthd, 0, b, h, i, d)] * K[pos(&s, bthd, 1, b, hk, j, d)] * sc;
+          for (int64_t d = 0; d < s.D; d++)
+            p[j] += Q[pos(&s, bthd, 0, b, h, i, d)] * K[pos(&s, bthd, 1, b, hk, j, d)] * sc;
           m = fmax(m, p[j]);
         }
         for (int64_t j = 0; j < n; j++) l += exp(p[j] - m);
@@ -288,7 +310,8 @@ static void one_attention(int dtype, shape s, bool causal, double scale, bool bt
   const dt_attr *attr = LIST(I(causal), N(scale), I(bthd));
   double *loose = zeros(nq > nk ? nq : nk);
   /* what o's rounding costs c, and lse's in f64 */
-  for (int64_t i = 0; i < (nq > nk ? nq : nk); i++) loose[i] = dtype == DT_F32 ? 8 : dtype == DT_F64 ? 1e8 : dtype == DT_F16 ? 3e4 : 2e5;
+  for (int64_t i = 0; i < (nq > nk ? nq : nk); i++)
+    loose[i] = dtype == DT_F32 ? 8 : dtype == DT_F64 ? 1e8 : dtype == DT_F16 ? 3e4 : 2e5;
   call(DT_OP_attention, 3, (dt_view[]){q, k, v}, 2, (dt_view[]){o, lse}, attr, NULL, 0);
   all_near("o", &o, wo, NULL);
   all_near("lse", &lse, wl, NULL);
@@ -297,9 +320,10 @@ static void one_attention(int dtype, shape s, bool causal, double scale, bool bt
   free_mem();
 }
 static void test_attention(void) {
-  static const shape s[] = {{1, 1, 1, 1, 1, 1},   {2, 3, 3, 7, 7, 5},    {1, 2, 2, 100, 100, 16}, {2, 4, 2, 33, 50, 8},
-                            {1, 6, 1, 20, 97, 24}, {1, 1, 1, 130, 300, 20}, {1, 2, 1, 290, 290, 12}, {3, 2, 2, 96, 256, 64},
-                            {1, 1, 1, 17, 530, 33}, {1, 2, 2, 9, 9, 256},   {1, 1, 1, 5, 6, 300}};
+  static const shape s[] = {{1, 1, 1, 1, 1, 1},      {2, 3, 3, 7, 7, 5},     {1, 2, 2, 100, 100, 16},
+                            {2, 4, 2, 33, 50, 8},    {1, 6, 1, 20, 97, 24},  {1, 1, 1, 130, 300, 20},
+                            {1, 2, 1, 290, 290, 12}, {3, 2, 2, 96, 256, 64}, {1, 1, 1, 17, 530, 33},
+                            {1, 2, 2, 9, 9, 256},    {1, 1, 1, 5, 6, 300}};
   for (int t = 0; t < 4; t++)
     for (size_t i = 0; i < sizeof s / sizeof *s; i++)
       for (int f = 0; f < 4; f++) {
@@ -309,15 +333,22 @@ static void test_attention(void) {
 }
 
 /* ---- convolution ---- */
-typedef struct conv { int64_t N, C, H, W, O, kh, kw, sy, sx, py, px, dy, dx, G; } conv;
+typedef struct conv {
+  int64_t N, C, H, W, O, kh, kw, sy, sx, py, px, dy, dx, G;
+} conv;
 static void one_conv(int dtype, conv c, bool bias) {
-  const int64_t OH = (c.H + 2 * c.py - c.dy * (c.kh - 1) - 1) / c.sy + 1, OW = (c.W + 2 * c.px - c.dx * (c.kw - 1) - 1) / c.sx + 1;
+  const int64_t OH = (c.H + 2 * c.py - c.dy * (c.kh - 1) - 1) / c.sy + 1,
+                OW = (c.W + 2 * c.px - c.dx * (c.kw - 1) - 1) / c.sx + 1;
   const int64_t Cg = c.C / c.G, Og = c.O / c.G;
-  dt_view x = fill(make(dtype, PLAIN, DIMS(c.N, c.C, c.H, c.W))), w = fill(make(dtype, PLAIN, DIMS(c.O, Cg, c.kh, c.kw)));
+  dt_view x = fill(make(dtype, PLAIN, DIMS(c.N, c.C, c.H, c.W))),
+          w = fill(make(dtype, PLAIN, DIMS(c.O, Cg, c.kh, c.kw)));
   dt_view b = fill(make(dtype, PLAIN, DIMS(c.O))), gy = fill(make(dtype, PLAIN, DIMS(c.N, c.O, OH, OW)));
-  dt_view y = make(dtype, PLAIN, 4, gy.t.dim), gx = make(dtype, PLAIN, 4, x.t.dim), gw = fill(make(dtype, PLAIN, 4, w.t.dim));
-  double *X = values(&x), *W = values(&w), *B = values(&b), *GY = values(&gy), *wgw = bias ? values(&gw) : zeros(dt_numel(&w.t));
-  double *wy = zeros(dt_numel(&y.t)), *sy = zeros(dt_numel(&y.t)), *wgx = zeros(dt_numel(&x.t)), *sx = zeros(dt_numel(&x.t));
+  dt_view y = make(dtype, PLAIN, 4, gy.t.dim), gx = make(dtype, PLAIN, 4, x.t.dim),
+          gw = fill(make(dtype, PLAIN, 4, w.t.dim));
+  double *X = values(&x), *W = values(&w), *B = values(&b), *GY = values(&gy),
+         *wgw = bias ? values(&gw) : zeros(dt_numel(&w.t));
+  double *wy = zeros(dt_numel(&y.t)), *sy = zeros(dt_numel(&y.t)), *wgx = zeros(dt_numel(&x.t)),
+         *sx = zeros(dt_numel(&x.t));
   double *sw = zeros(dt_numel(&w.t));
   for (int64_t n = 0; n < c.N; n++)
     for (int64_t o = 0; o < c.O; o++)
@@ -330,15 +361,18 @@ static void one_conv(int dtype, conv c, bool bias) {
               for (int64_t s = 0; s < c.kw; s++) {
                 const int64_t h = u * c.sy - c.py + r * c.dy, q = v * c.sx - c.px + s * c.dx;
                 if (h < 0 || h >= c.H || q < 0 || q >= c.W) continue;
-                const int64_t i = ((n * c.C + o / Og * Cg + k) * c.H + h) * c.W + q, j = ((o * Cg + k) * c.kh + r) * c.kw + s;
+                const int64_t i = ((n * c.C + o / Og * Cg + k) * c.H + h) * c.W + q,
+                              j = ((o * Cg + k) * c.kh + r) * c.kw + s;
                 wy[e] += X[i] * W[j], sy[e] += fabs(X[i] * W[j]);
                 wgx[i] += GY[e] * W[j], sx[i] += fabs(GY[e] * W[j]);
                 wgw[j] += GY[e] * X[i], sw[j] += fabs(GY[e] * X[i]);
               }
         }
-  snprintf(what, sizeof what, "x[%lld,%lld,%lld,%lld] w[%lld,%lld,%lld,%lld] stride %lld %lld pad %lld %lld dil %lld %lld",
-           (long long)c.N, (long long)c.C, (long long)c.H, (long long)c.W, (long long)c.O, (long long)Cg, (long long)c.kh,
-           (long long)c.kw, (long long)c.sy, (long long)c.sx, (long long)c.py, (long long)c.px, (long long)c.dy, (long long)c.dx);
+  snprintf(what, sizeof what,
+           "x[%lld,%lld,%lld,%lld] w[%lld,%lld,%lld,%lld] stride %lld %lld pad %lld %lld dil %lld %lld", (long long)c.N,
+           (long long)c.C, (long long)c.H, (long long)c.W, (long long)c.O, (long long)Cg, (long long)c.kh,
+           (long long)c.kw, (long long)c.sy, (long long)c.sx, (long long)c.py, (long long)c.px, (long long)c.dy,
+           (long long)c.dx);
 #define CONV I(c.sy), I(c.sx), I(c.py), I(c.px), I(c.dy), I(c.dx), I(c.G)
   call(DT_OP_conv2d, bias ? 3 : 2, (dt_view[]){x, w, b}, 1, &y, LIST(CONV), NULL, 0);
   all_near("y", &y, wy, sy);
@@ -350,30 +384,36 @@ static void one_conv(int dtype, conv c, bool bias) {
   free_mem();
 }
 static void test_conv(void) {
-  static const conv c[] = {{1, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1},    {2, 3, 9, 11, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1},
-                           {2, 4, 10, 13, 6, 3, 2, 2, 3, 1, 0, 1, 1, 2},  {3, 6, 12, 9, 6, 3, 3, 1, 1, 2, 2, 2, 2, 6},
-                           {2, 2, 8, 8, 3, 1, 1, 1, 1, 0, 0, 1, 1, 1},    {1, 3, 14, 14, 9, 5, 4, 3, 2, 2, 3, 2, 3, 1},
-                           {2, 8, 7, 7, 4, 7, 7, 1, 1, 3, 3, 1, 1, 4},    {1, 2, 9, 9, 2, 1, 1, 2, 2, 0, 0, 1, 1, 1},
-                           {4, 1, 28, 28, 8, 3, 3, 1, 1, 0, 0, 1, 1, 1},  {1, 50, 6, 30, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1},
-                           {2, 3, 20, 4, 40, 2, 2, 4, 4, 1, 1, 1, 1, 1},  {1, 2, 6, 500, 3, 2, 3, 1, 1, 0, 1, 1, 1, 1}};
+  static const conv c[] = {{1, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1},   {2, 3, 9, 11, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1},
+                           {2, 4, 10, 13, 6, 3, 2, 2, 3, 1, 0, 1, 1, 2}, {3, 6, 12, 9, 6, 3, 3, 1, 1, 2, 2, 2, 2, 6},
+                           {2, 2, 8, 8, 3, 1, 1, 1, 1, 0, 0, 1, 1, 1},   {1, 3, 14, 14, 9, 5, 4, 3, 2, 2, 3, 2, 3, 1},
+                           {2, 8, 7, 7, 4, 7, 7, 1, 1, 3, 3, 1, 1, 4},   {1, 2, 9, 9, 2, 1, 1, 2, 2, 0, 0, 1, 1, 1},
+                           {4, 1, 28, 28, 8, 3, 3, 1, 1, 0, 0, 1, 1, 1}, {1, 50, 6, 30, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1},
+                           {2, 3, 20, 4, 40, 2, 2, 4, 4, 1, 1, 1, 1, 1}, {1, 2, 6, 500, 3, 2, 3, 1, 1, 0, 1, 1, 1, 1}};
   for (int t = 0; t < 4; t++)
     for (size_t i = 0; i < sizeof c / sizeof *c; i++)
       for (int b = 0; b < 2; b++) one_conv(floats[t], c[i], b);
 }
 
 /* ---- pooling ---- */
-typedef struct window { int64_t N, C, H, W, kh, kw, sy, sx, py, px, dy, dx; } window;
+typedef struct window {
+  int64_t N, C, H, W, kh, kw, sy, sx, py, px, dy, dx;
+} window;
 static void one_pool(int dtype, window c, bool whole) {
   const int64_t sy = c.sy ? c.sy : c.kh, sx = c.sx ? c.sx : c.kw;
-  snprintf(what, sizeof what, "x[%lld,%lld,%lld,%lld] kernel %lld %lld", (long long)c.N, (long long)c.C, (long long)c.H, (long long)c.W,
-           (long long)c.kh, (long long)c.kw);
+  snprintf(what, sizeof what, "x[%lld,%lld,%lld,%lld] kernel %lld %lld", (long long)c.N, (long long)c.C, (long long)c.H,
+           (long long)c.W, (long long)c.kh, (long long)c.kw);
   for (int max = 0; max < 2; max++) {
     const int64_t dy = max ? c.dy : 1, dx = max ? c.dx : 1;
-    const int64_t OH = (c.H + 2 * c.py - dy * (c.kh - 1) - 1) / sy + 1, OW = (c.W + 2 * c.px - dx * (c.kw - 1) - 1) / sx + 1;
-    dt_view x = fill(make(dtype, PLAIN, DIMS(c.N, c.C, c.H, c.W))), gy = fill(make(dtype, PLAIN, DIMS(c.N, c.C, OH, OW)));
+    const int64_t OH = (c.H + 2 * c.py - dy * (c.kh - 1) - 1) / sy + 1,
+                  OW = (c.W + 2 * c.px - dx * (c.kw - 1) - 1) / sx + 1;
+    dt_view x = fill(make(dtype, PLAIN, DIMS(c.N, c.C, c.H, c.W))),
+            gy = fill(make(dtype, PLAIN, DIMS(c.N, c.C, OH, OW)));
     for (int64_t i = 0; i < dt_numel(&x.t); i += 7) dt_put(x.p, dtype, i, 0.5); /* ties */
-    dt_view y = make(dtype, PLAIN, 4, gy.t.dim), index = make(DT_I32, PLAIN, 4, gy.t.dim), gx = make(dtype, PLAIN, 4, x.t.dim);
-    double *X = values(&x), *GY = values(&gy), *wy = zeros(dt_numel(&y.t)), *wi = zeros(dt_numel(&y.t)), *wgx = zeros(dt_numel(&x.t));
+    dt_view y = make(dtype, PLAIN, 4, gy.t.dim), index = make(DT_I32, PLAIN, 4, gy.t.dim),
+            gx = make(dtype, PLAIN, 4, x.t.dim);
+    double *X = values(&x), *GY = values(&gy), *wy = zeros(dt_numel(&y.t)), *wi = zeros(dt_numel(&y.t)),
+           *wgx = zeros(dt_numel(&x.t));
     for (int64_t e = 0; e < dt_numel(&y.t); e++) {
       const int64_t v = e % OW, u = e / OW % OH, base = e / OW / OH * c.H * c.W;
       double best = -INFINITY, sum = 0, n = 0;
@@ -398,10 +438,12 @@ static void one_pool(int dtype, window c, bool whole) {
     if (max) {
       const dt_attr *a = LIST(I(c.kh), I(c.kw), I(c.sy), I(c.sx), I(c.py), I(c.px), I(dy), I(dx));
       call(DT_OP_max_pool2d, 1, &x, 2, (dt_view[]){y, index}, a, NULL, 0);
-      call(DT_OP_max_pool2d_bwd, 2, (dt_view[]){gy, index}, 1, &gx, LIST(I(4), I(c.N), I(c.C), I(c.H), I(c.W)), NULL, 0);
+      call(DT_OP_max_pool2d_bwd, 2, (dt_view[]){gy, index}, 1, &gx, LIST(I(4), I(c.N), I(c.C), I(c.H), I(c.W)), NULL,
+           0);
       all_near("index", &index, wi, NULL);
     } else {
-      const dt_attr *a = LIST(I(c.kh), I(c.kw), I(c.sy), I(c.sx), I(c.py), I(c.px), I(whole), I(4), I(c.N), I(c.C), I(c.H), I(c.W));
+      const dt_attr *a = LIST(I(c.kh), I(c.kw), I(c.sy), I(c.sx), I(c.py), I(c.px), I(whole), I(4), I(c.N), I(c.C),
+                              I(c.H), I(c.W));
       call(DT_OP_avg_pool2d, 1, &x, 1, &y, a, NULL, 0);
       call(DT_OP_avg_pool2d_bwd, 1, &gy, 1, &gx, a, NULL, 0);
     }
@@ -411,13 +453,14 @@ static void one_pool(int dtype, window c, bool whole) {
   }
 }
 static void test_pool(void) {
-  static const window c[] = {{2, 3, 8, 8, 2, 2, 0, 0, 0, 0, 1, 1},  {1, 2, 9, 7, 3, 2, 2, 1, 1, 0, 1, 1},
+  static const window c[] = {{2, 3, 8, 8, 2, 2, 0, 0, 0, 0, 1, 1},   {1, 2, 9, 7, 3, 2, 2, 1, 1, 0, 1, 1},
                              {2, 1, 11, 12, 3, 3, 1, 1, 1, 1, 2, 3}, {1, 4, 24, 24, 2, 2, 2, 2, 0, 0, 1, 1},
                              {1, 1, 5, 33, 5, 4, 3, 5, 2, 2, 1, 1},  {3, 5, 6, 6, 6, 6, 1, 1, 0, 0, 1, 1}};
   for (int t = 0; t < 4; t++)
     for (size_t i = 0; i < sizeof c / sizeof *c; i++)
       for (int b = 0; b < 2; b++) one_pool(floats[t], c[i], b);
-  dt_view x = fill(make(DT_F32, PLAIN, DIMS(1, 1, 4, 4))), y = make(DT_F32, PLAIN, DIMS(1, 1, 2, 2)), i = make(DT_I32, PLAIN, DIMS(1, 1, 2, 2));
+  dt_view x = fill(make(DT_F32, PLAIN, DIMS(1, 1, 4, 4))), y = make(DT_F32, PLAIN, DIMS(1, 1, 2, 2)),
+          i = make(DT_I32, PLAIN, DIMS(1, 1, 2, 2));
   ((float *)x.p)[5] = NAN, ((float *)x.p)[2] = ((float *)x.p)[3] = ((float *)x.p)[6] = ((float *)x.p)[7] = -INFINITY;
   call(DT_OP_max_pool2d, 1, &x, 2, (dt_view[]){y, i}, LIST(I(2), I(2), I(0), I(0), I(0), I(0), I(1), I(1)), NULL, 0);
   T_CHECK(isnan(((float *)y.p)[0]) && ((int32_t *)i.p)[0] == 5);
@@ -431,17 +474,21 @@ static void one_norm(int dtype, bool training, bool acc, int nd, const int64_t *
   int64_t n = 1;
   for (int d = 2; d < nd; d++) n *= dim[d];
   const int stat = dtype == DT_F64 ? DT_F64 : DT_F32;
-  dt_view x = fill(make(dtype, PLAIN, nd, dim)), gy = fill(make(dtype, PLAIN, nd, dim)), w = fill(make(dtype, PLAIN, 1, &C));
+  dt_view x = fill(make(dtype, PLAIN, nd, dim)), gy = fill(make(dtype, PLAIN, nd, dim)),
+          w = fill(make(dtype, PLAIN, 1, &C));
   dt_view b = fill(make(dtype, PLAIN, 1, &C)), rm = fill(make(stat, PLAIN, 1, &C)), rv = fill(make(stat, PLAIN, 1, &C));
   for (int64_t c = 0; c < C; c++) dt_put(rv.p, stat, c, fabs(get(&rv, c)) + 0.1);
   dt_view y = make(dtype, PLAIN, nd, dim), mean = make(stat, PLAIN, 1, &C), rstd = make(stat, PLAIN, 1, &C);
   dt_view gx = make(dtype, PLAIN, nd, dim), gw = fill(make(dtype, PLAIN, 1, &C)), gb = fill(make(dtype, PLAIN, 1, &C));
-  double *X = values(&x), *GY = values(&gy), *wy = zeros(dt_numel(&x.t)), *wx = zeros(dt_numel(&x.t)), *wm = zeros(C), *wr = zeros(C);
+  double *X = values(&x), *GY = values(&gy), *wy = zeros(dt_numel(&x.t)), *wx = zeros(dt_numel(&x.t)), *wm = zeros(C),
+         *wr = zeros(C);
   double *ww = acc ? values(&gw) : zeros(C), *wb = acc ? values(&gb) : zeros(C), *size = zeros(C);
   snprintf(what, sizeof what, "training %d N %lld C %lld n %lld", training, (long long)N, (long long)C, (long long)n);
   for (int64_t c = 0; c < C; c++) {
     double m = get(&rm, c), v = get(&rv, c), sw = 0, sb = 0;
-#define EACH for (int64_t k = 0; k < N; k++) for (int64_t i = (k * C + c) * n; i < (k * C + c + 1) * n; i++)
+#define EACH                      \
+  for (int64_t k = 0; k < N; k++) \
+    for (int64_t i = (k * C + c) * n; i < (k * C + c + 1) * n; i++)
     if (training) {
       m = v = 0;
       EACH m += X[i] / (double)(N * n);
@@ -454,7 +501,8 @@ static void one_norm(int dtype, bool training, bool acc, int nd, const int64_t *
     EACH wx[i] = get(&w, c) * r * (GY[i] - (training ? (sb + (X[i] - m) * r * sw) / (double)(N * n) : 0));
     ww[c] += sw, wb[c] += sb;
   }
-  call(DT_OP_batch_norm, 5, (dt_view[]){x, w, b, rm, rv}, 3, (dt_view[]){y, mean, rstd}, LIST(I(training), N(1e-3)), NULL, 0);
+  call(DT_OP_batch_norm, 5, (dt_view[]){x, w, b, rm, rv}, 3, (dt_view[]){y, mean, rstd}, LIST(I(training), N(1e-3)),
+       NULL, 0);
   double *four = zeros(dt_numel(&x.t));
   for (int64_t i = 0; i < dt_numel(&x.t); i++) four[i] = 40;
   all_near("y", &y, wy, four);
@@ -478,9 +526,9 @@ static void test_norm(void) {
 
 static void test_all(const char *isa) {
   char name[64];
-#define RUN(fn, text)                                  \
-  snprintf(name, sizeof name, "%s: %s", isa, text);    \
-  T_TEST(name) wrong = 0, fn();
+#define RUN(fn, text)                               \
+  snprintf(name, sizeof name, "%s: %s", isa, text); \
+  T_TEST (name) wrong = 0, fn();
   RUN(test_matmul, "matmul")
   RUN(test_linear, "linear, epilogue")
   RUN(test_attention, "attention")
