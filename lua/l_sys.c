@@ -98,9 +98,14 @@ static int l_threads(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->threa
 
 /* ---- signals ---- */
 static volatile sig_atomic_t stop_flag;
+static double stop_time;
 
+/* The first asks to stop; a second Ctrl-C ends at once. Launchers and `timeout` signal the process and then its group: what
+ * follows within a third of a second is the same request. */
 static void on_signal(int sig) {
-  if (stop_flag && sig == SIGINT) _exit(130);
+  double now = dt_now();
+  if (stop_flag && sig == SIGINT && now - stop_time > 0.3) _exit(130);
+  if (!stop_flag) stop_time = now;
   stop_flag = 1;
 }
 

@@ -18,7 +18,7 @@ typedef struct dt_ctx {
   int threads;
   const dt_kernel *kernels;
   uint64_t seed;
-  int execs;                  /* executors made on it so far */
+  int execs; /* executors made on it so far */
 } dt_ctx;
 /* threads 0: cores of the host / local ranks, at least 1. Joins the world when started by mpirun. */
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e);
@@ -35,17 +35,17 @@ typedef struct dt_step_info {
   double loss, norm;            /* norm -1 when the plan has none */
   double count;                 /* valid tokens or samples, all ranks */
   double lr, loss_scale;
-  bool skipped;                 /* overflow: no update */
+  bool skipped; /* overflow: no update */
   double seconds;
 } dt_step_info;
 typedef struct dt_exec_opts {
-  const double *lr;           /* [nlr] learning rate by update index (the last holds after the end) */
+  const double *lr; /* [nlr] learning rate by update index (the last holds after the end) */
   int64_t nlr;
-  const double *group_lr;     /* [groups] factor on lr */
+  const double *group_lr; /* [groups] factor on lr */
   int groups;
-  double loss_scale;          /* f16: start, 0 = 65536 */
+  double loss_scale; /* f16: start, 0 = 65536 */
   int scale_window, hysteresis;
-  double nominal_count;       /* usual count of a step: keeps numbers near 1 */
+  double nominal_count; /* usual count of a step: keeps numbers near 1 */
 } dt_exec_opts;
 /* Allocates exactly main->bytes (checked), binds kernels, initialises parameters by (seed, name) and agrees on rank 0's values.
  * Before that the ranks compare plan hashes and lists of collectives; a difference is an error on all that names the first differing line. */
@@ -65,11 +65,11 @@ dt_view dt_exec_output(dt_exec *x, int number, int i);
 
 /* What a checkpoint keeps beside the tensors. */
 typedef struct dt_exec_state {
-  int64_t step;               /* steps taken (batches consumed) */
-  int64_t updates;            /* updates applied: index into the schedule */
-  int64_t samples;            /* consumed, all ranks */
+  int64_t step;    /* steps taken (batches consumed) */
+  int64_t updates; /* updates applied: index into the schedule */
+  int64_t samples; /* consumed, all ranks */
   double loss_scale;
-  int64_t good, hysteresis;   /* of the loss scale: steps since it changed, overflows left before it shrinks */
+  int64_t good, hysteresis; /* of the loss scale: steps since it changed, overflows left before it shrinks */
 } dt_exec_state;
 dt_exec_state dt_exec_state_get(const dt_exec *x);
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);

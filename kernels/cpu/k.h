@@ -20,8 +20,8 @@
 
 #define OP(name, ...) extern const dt_kernel K(kernel_##name);
 #include "../../runtime/ir/ops.def"
-extern const dt_kernel K(kernel_vm);        /* the vector machine: `fused` and every elementwise op */
-void K(table)(dt_kernel t[DT_NOPS]);        /* fill the op table */
+extern const dt_kernel K(kernel_vm); /* the vector machine: `fused` and every elementwise op */
+void K(table)(dt_kernel t[DT_NOPS]); /* fill the op table */
 
 #define K_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define K_MAX(a, b) ((a) > (b) ? (a) : (b))

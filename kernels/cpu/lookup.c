@@ -8,8 +8,8 @@
 
 typedef struct lookup {
   const dt_view *id, *x, *y;
-  int64_t n, d, rows;          /* ids, width of a row, rows of the table */
-  int64_t *first, *order;      /* embedding_bwd: ids of row r are order[first[r] .. first[r + 1]) */
+  int64_t n, d, rows;     /* ids, width of a row, rows of the table */
+  int64_t *first, *order; /* embedding_bwd: ids of row r are order[first[r] .. first[r + 1]) */
   int dim;
   bool acc;
   char *buf; /* one line a thread */

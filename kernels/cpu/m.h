@@ -14,8 +14,14 @@
 #include "tensor/tensor.h"
 
 #define M_FN static inline __attribute__((always_inline, unused))
-typedef union m_bits32 { float f; uint32_t u; } m_bits32;
-typedef union m_bits64 { double f; uint64_t u; } m_bits64;
+typedef union m_bits32 {
+  float f;
+  uint32_t u;
+} m_bits32;
+typedef union m_bits64 {
+  double f;
+  uint64_t u;
+} m_bits64;
 M_FN float m_f32(uint32_t u) { return (m_bits32){.u = u}.f; }
 M_FN uint32_t m_u32(float f) { return (m_bits32){.f = f}.u; }
 M_FN double m_f64(uint64_t u) { return (m_bits64){.u = u}.f; }
@@ -168,7 +174,7 @@ M_FN float m_pow_f32(float a, float b) {
 }
 M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
 
-#define M_PICK_(name, x) _Generic((x), float: name##_f32, double: name##_f64)
+#define M_PICK_(name, x) _Generic((x), float : name##_f32, double : name##_f64)
 #define m_exp(x) M_PICK_(m_exp, x)(x)
 #define m_log(x) M_PICK_(m_log, x)(x)
 #define m_sqrt(x) M_PICK_(m_sqrt, x)(x)
@@ -186,16 +192,16 @@ M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
 
 /* a times the derivative at b of x s(z), s the logistic function, z = 2 sqrt(2/pi) (x + 0.044715 x^3); outside +-30 it
  * is 0 or 1, and the bound keeps x^2 finite */
-#define M_BWD_(T, suffix)                                                                  \
-  M_FN T m_gelu_tanh_bwd_##suffix(T a, T b) {                                              \
-    T x = b > 30 ? 30 : b;                                                                 \
-    x = x < -30 ? -30 : x;                                                                 \
-    T q = (T)0.044715 * x * x, s = 1 / (1 + m_exp((T)-1.5957691216057307 * x * (1 + q)));  \
-    return a * (s + x * s * (1 - s) * (T)1.5957691216057307 * (1 + 3 * q));                \
-  }                                                                                        \
-  M_FN T m_silu_bwd_##suffix(T a, T b) {                                                   \
-    T s = 1 / (1 + m_exp(-b));                                                             \
-    return a * s * (1 + b * (1 - s));                                                      \
+#define M_BWD_(T, suffix)                                                                 \
+  M_FN T m_gelu_tanh_bwd_##suffix(T a, T b) {                                             \
+    T x = b > 30 ? 30 : b;                                                                \
+    x = x < -30 ? -30 : x;                                                                \
+    T q = (T)0.044715 * x * x, s = 1 / (1 + m_exp((T)-1.5957691216057307 * x * (1 + q))); \
+    return a * (s + x * s * (1 - s) * (T)1.5957691216057307 * (1 + 3 * q));               \
+  }                                                                                       \
+  M_FN T m_silu_bwd_##suffix(T a, T b) {                                                  \
+    T s = 1 / (1 + m_exp(-b));                                                            \
+    return a * s * (1 + b * (1 - s));                                                     \
   }
 M_BWD_(float, f32)
 M_BWD_(double, f64)
@@ -224,54 +230,52 @@ M_FN uint16_t m_to_f16(float f) {
 
 /* sums and maxima of a row: M_LANES independent chains, so that they vectorise in a fixed order */
 #define M_LANES 64
-#define M_ROWS_(T, suffix)                                                              \
-  M_FN T m_fold_##suffix(T *l) {                                                        \
-    for (int w = M_LANES / 2; w; w /= 2)                                                \
-      for (int j = 0; j < w; j++) l[j] += l[j + w];                                     \
-    return l[0];                                                                        \
-  }                                                                                     \
-  M_FN T m_foldmax_##suffix(T *l) {                                                     \
-    for (int w = M_LANES / 2; w; w /= 2)                                                \
-      for (int j = 0; j < w; j++) l[j] = m_max_##suffix(l[j], l[j + w]);                \
-    return l[0];                                                                        \
+#define M_ROWS_(T, suffix)                                               \
+  M_FN T m_fold_##suffix(T *l) {                                         \
+    for (int w = M_LANES / 2; w; w /= 2)                                 \
+      for (int j = 0; j < w; j++) l[j] += l[j + w];                      \
+    return l[0];                                                         \
+  }                                                                      \
+  M_FN T m_foldmax_##suffix(T *l) {                                      \
+    for (int w = M_LANES / 2; w; w /= 2)                                 \
+      for (int j = 0; j < w; j++) l[j] = m_max_##suffix(l[j], l[j + w]); \
+    return l[0];                                                         \
   }
 M_ROWS_(float, f32)
 M_ROWS_(double, f64)
-#define m_fold(l) _Generic((l)[0], float: m_fold_f32, double: m_fold_f64)(l)
-#define m_foldmax(l) _Generic((l)[0], float: m_foldmax_f32, double: m_foldmax_f64)(l)
+#define m_fold(l) _Generic((l)[0], float : m_fold_f32, double : m_fold_f64)(l)
+#define m_foldmax(l) _Generic((l)[0], float : m_foldmax_f32, double : m_foldmax_f64)(l)
 /* S = sum over i in [0, n) of EXPR(i), in type T; EXPR may also store */
-#define M_SUM(T, S, n, EXPR)                                                   \
-  do {                                                                         \
-    T m_l[M_LANES] __attribute__((aligned(64))) = {0};                         \
-    int64_t m_n = (n), m_i = 0;                                                \
-    for (; m_i + M_LANES <= m_n; m_i += M_LANES)                               \
-      _Pragma("GCC ivdep") for (int m_j = 0; m_j < M_LANES; m_j++) {           \
-        int64_t i = m_i + m_j;                                                 \
-        m_l[m_j] += EXPR;                                                      \
-      }                                                                        \
-    int m_t = (int)(m_n % M_LANES);                                            \
-    _Pragma("GCC ivdep") for (int m_j = 0; m_j < m_t; m_j++) {                 \
-      int64_t i = m_i + m_j;                                                   \
-      m_l[m_j] += EXPR;                                                        \
-    }                                                                          \
-    S = m_fold(m_l);                                                           \
+#define M_SUM(T, S, n, EXPR)                                                                                    \
+  do {                                                                                                          \
+    T m_l[M_LANES] __attribute__((aligned(64))) = {0};                                                          \
+    int64_t m_n = (n), m_i = 0;                                                                                 \
+    for (; m_i + M_LANES <= m_n; m_i += M_LANES) _Pragma("GCC ivdep") for (int m_j = 0; m_j < M_LANES; m_j++) { \
+        int64_t i = m_i + m_j;                                                                                  \
+        m_l[m_j] += EXPR;                                                                                       \
+      }                                                                                                         \
+    int m_t = (int)(m_n % M_LANES);                                                                             \
+    _Pragma("GCC ivdep") for (int m_j = 0; m_j < m_t; m_j++) {                                                  \
+      int64_t i = m_i + m_j;                                                                                    \
+      m_l[m_j] += EXPR;                                                                                         \
+    }                                                                                                           \
+    S = m_fold(m_l);                                                                                            \
   } while (0)
 /* the same for the greatest EXPR (NaN wins); -inf when n = 0 */
-#define M_GREATEST(T, S, n, EXPR)                                              \
-  do {                                                                         \
-    T m_l[M_LANES] __attribute__((aligned(64)));                               \
-    for (int m_j = 0; m_j < M_LANES; m_j++) m_l[m_j] = -(T)INFINITY;           \
-    int64_t m_n = (n), m_i = 0;                                                \
-    for (; m_i + M_LANES <= m_n; m_i += M_LANES)                               \
-      _Pragma("GCC ivdep") for (int m_j = 0; m_j < M_LANES; m_j++) {           \
-        int64_t i = m_i + m_j;                                                 \
-        m_l[m_j] = m_max((T)(EXPR), m_l[m_j]);                                 \
-      }                                                                        \
-    int m_t = (int)(m_n % M_LANES);                                            \
-    _Pragma("GCC ivdep") for (int m_j = 0; m_j < m_t; m_j++) {                 \
-      int64_t i = m_i + m_j;                                                   \
-      m_l[m_j] = m_max((T)(EXPR), m_l[m_j]);                                   \
-    }                                                                          \
-    S = m_foldmax(m_l);                                                        \
+#define M_GREATEST(T, S, n, EXPR)                                                                               \
+  do {                                                                                                          \
+    T m_l[M_LANES] __attribute__((aligned(64)));                                                                \
+    for (int m_j = 0; m_j < M_LANES; m_j++) m_l[m_j] = -(T)INFINITY;                                            \
+    int64_t m_n = (n), m_i = 0;                                                                                 \
+    for (; m_i + M_LANES <= m_n; m_i += M_LANES) _Pragma("GCC ivdep") for (int m_j = 0; m_j < M_LANES; m_j++) { \
+        int64_t i = m_i + m_j;                                                                                  \
+        m_l[m_j] = m_max((T)(EXPR), m_l[m_j]);                                                                  \
+      }                                                                                                         \
+    int m_t = (int)(m_n % M_LANES);                                                                             \
+    _Pragma("GCC ivdep") for (int m_j = 0; m_j < m_t; m_j++) {                                                  \
+      int64_t i = m_i + m_j;                                                                                    \
+      m_l[m_j] = m_max((T)(EXPR), m_l[m_j]);                                                                    \
+    }                                                                                                           \
+    S = m_foldmax(m_l);                                                                                         \
   } while (0)
 #endif

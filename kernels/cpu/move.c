@@ -25,14 +25,14 @@ static void locate(const copy *c, int64_t r, int nd, int64_t step, int64_t off[2
   }
 }
 
-#define ELEMENTS(U)                                                                       \
-  do {                                                                                    \
-    U *d = (U *)(void *)dst;                                                              \
-    const U *s = (const U *)(const void *)src;                                            \
-    if (ss == 0)                                                                          \
-      for (int64_t i = 0; i < n; i++) d[i * ds] = *s;                                     \
-    else                                                                                  \
-      for (int64_t i = 0; i < n; i++) d[i * ds] = s[i * ss];                              \
+#define ELEMENTS(U)                                          \
+  do {                                                       \
+    U *d = (U *)(void *)dst;                                 \
+    const U *s = (const U *)(const void *)src;               \
+    if (ss == 0)                                             \
+      for (int64_t i = 0; i < n; i++) d[i * ds] = *s;        \
+    else                                                     \
+      for (int64_t i = 0; i < n; i++) d[i * ds] = s[i * ss]; \
   } while (0)
 static void row(const copy *c, char *dst, const char *src, int64_t n) {
   const int64_t ds = c->stride[0][c->nd - 1], ss = c->stride[1][c->nd - 1];
@@ -53,16 +53,16 @@ static void row(const copy *c, char *dst, const char *src, int64_t n) {
 
 /* dst[i][j] = src[j][i] for i < m, j < n; strides of the outer index of each. A tile goes through a buffer, so that
  * every line of either side is touched once. */
-#define TURN(U)                                                                                   \
-  do {                                                                                            \
-    U *d = (U *)(void *)dst, t[TILE][TILE];                                                       \
-    const U *s = (const U *)(const void *)src;                                                    \
-    for (int64_t j0 = 0, w; j0 < n; j0 += w) {                                                    \
-      w = K_MIN(TILE, n - j0);                                                                    \
-      for (int64_t j = 0; j < w; j++)                                                             \
-        for (int64_t i = 0; i < m; i++) t[i][j] = s[(j0 + j) * ss + i];                           \
-      for (int64_t i = 0; i < m; i++) memcpy(d + i * ds + j0, t[i], (size_t)w * sizeof(U));       \
-    }                                                                                             \
+#define TURN(U)                                                                             \
+  do {                                                                                      \
+    U *d = (U *)(void *)dst, t[TILE][TILE];                                                 \
+    const U *s = (const U *)(const void *)src;                                              \
+    for (int64_t j0 = 0, w; j0 < n; j0 += w) {                                              \
+      w = K_MIN(TILE, n - j0);                                                              \
+      for (int64_t j = 0; j < w; j++)                                                       \
+        for (int64_t i = 0; i < m; i++) t[i][j] = s[(j0 + j) * ss + i];                     \
+      for (int64_t i = 0; i < m; i++) memcpy(d + i * ds + j0, t[i], (size_t)w * sizeof(U)); \
+    }                                                                                       \
   } while (0)
 static void band(const copy *c, char *dst, const char *src, int64_t m) {
   const int64_t ds = c->stride[0][c->nd - 2], ss = c->stride[1][c->nd - 1], n = c->dim[c->nd - 1];
@@ -150,7 +150,6 @@ const dt_kernel K(kernel_pad) = {.run = run_pad};
 
 static void run_arange(dt_call *c) {
   const int64_t n = dt_numel(&c->out[0].t);
-  for (int64_t i = 0; i < n; i++)
-    dt_put(c->out[0].p, c->out[0].t.dtype, i, c->attr[0].f + (double)i * c->attr[2].f);
+  for (int64_t i = 0; i < n; i++) dt_put(c->out[0].p, c->out[0].t.dtype, i, c->attr[0].f + (double)i * c->attr[2].f);
 }
 const dt_kernel K(kernel_arange) = {.run = run_arange};

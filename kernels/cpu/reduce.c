@@ -18,8 +18,8 @@ typedef struct reduction {
   void *out, *ws;
   int dtype, out_dtype, nk, nr;
   int64_t kdim[DT_MAX_DIM], kstride[DT_MAX_DIM], rdim[DT_MAX_DIM], rstride[DT_MAX_DIM];
-  int64_t outputs, terms;             /* numbers of outputs, of elements in each */
-  int64_t runs, cuts;                 /* rows: runs an output, cuts of each row; columns: rows */
+  int64_t outputs, terms; /* numbers of outputs, of elements in each */
+  int64_t runs, cuts;     /* rows: runs an output, cuts of each row; columns: rows */
   int64_t groups, per_group, items;
 } reduction;
 
@@ -33,22 +33,34 @@ static inline int64_t offset(int nd, const int64_t *dim, const int64_t *stride, 
   return nd > 0 ? off + i * stride[0] : 0;
 }
 
-#define RUNS(T, sfx)                                                                                       \
-  static double run_sum_##sfx(const T *x, int64_t n) { T s; M_SUM(T, s, n, x[i]); return (double)s; } \
-  static double run_squares_##sfx(const T *x, int64_t n) {                                                 \
-    double s;                                                                                              \
-    M_SUM(double, s, n, (double)x[i] * (double)x[i]);                                                 \
-    return s;                                                                                              \
-  }                                                                                                        \
-  static double run_max_##sfx(const T *x, int64_t n) { T s; M_GREATEST(T, s, n, x[i]); return (double)s; }   \
-  static double run_min_##sfx(const T *x, int64_t n) { T s; M_GREATEST(T, s, n, -x[i]); return -(double)s; } \
-  static inline T plus_##sfx(T a, T b) { return a + b; }                                                   \
-  static inline T most_##sfx(T a, T b) { return m_max(a, b); }                                             \
-  static inline T least_##sfx(T a, T b) { return m_min(a, b); }                                            \
+#define RUNS(T, sfx)                                                                                              \
+  static double run_sum_##sfx(const T *x, int64_t n) {                                                            \
+    T s;                                                                                                          \
+    M_SUM(T, s, n, x[i]);                                                                                         \
+    return (double)s;                                                                                             \
+  }                                                                                                               \
+  static double run_squares_##sfx(const T *x, int64_t n) {                                                        \
+    double s;                                                                                                     \
+    M_SUM(double, s, n, (double)x[i] * (double)x[i]);                                                             \
+    return s;                                                                                                     \
+  }                                                                                                               \
+  static double run_max_##sfx(const T *x, int64_t n) {                                                            \
+    T s;                                                                                                          \
+    M_GREATEST(T, s, n, x[i]);                                                                                    \
+    return (double)s;                                                                                             \
+  }                                                                                                               \
+  static double run_min_##sfx(const T *x, int64_t n) {                                                            \
+    T s;                                                                                                          \
+    M_GREATEST(T, s, n, -x[i]);                                                                                   \
+    return -(double)s;                                                                                            \
+  }                                                                                                               \
+  static inline T plus_##sfx(T a, T b) { return a + b; }                                                          \
+  static inline T most_##sfx(T a, T b) { return m_max(a, b); }                                                    \
+  static inline T least_##sfx(T a, T b) { return m_min(a, b); }                                                   \
   static inline double start_##sfx(reduce_op op) { return op == R_MAX ? -INFINITY : op == R_MIN ? INFINITY : 0; } \
-  static inline double join_##sfx(reduce_op op, double a, double b) {                                      \
-    return op == R_MAX ? m_max(a, b) : op == R_MIN ? m_min(a, b) : a + b;                                  \
-  }                                                                                                        \
+  static inline double join_##sfx(reduce_op op, double a, double b) {                                             \
+    return op == R_MAX ? m_max(a, b) : op == R_MIN ? m_min(a, b) : a + b;                                         \
+  }                                                                                                               \
   static inline void finish_##sfx(const reduction *q, int64_t o, double *v, int64_t n) { finish_float(q, o, v, n); }
 
 /* n finished values to output element o on */
@@ -113,8 +125,13 @@ static bool in_i64(const reduction *q) { return !dt_is_float(q->dtype) && !q->ro
 /* Splits the dims of c's input and cuts the work; needs no memory behind the views. */
 static reduction analyse(const dt_call *c, reduce_op op) {
   const dt_view *in = &c->in[0];
-  reduction q = {.op = op, .in = in->p, .out = c->out[0].p, .ws = c->ws, .dtype = in->t.dtype,
-                 .out_dtype = c->out[0].t.dtype, .acc = c->flags & DT_CALL_ACC0};
+  reduction q = {.op = op,
+                 .in = in->p,
+                 .out = c->out[0].p,
+                 .ws = c->ws,
+                 .dtype = in->t.dtype,
+                 .out_dtype = c->out[0].t.dtype,
+                 .acc = c->flags & DT_CALL_ACC0};
   bool reduced[DT_MAX_DIM] = {false};
   const int n = (int)c->attr[0].i;
   for (int k = 0; k < n; k++) reduced[c->attr[1 + k].i < 0 ? c->attr[1 + k].i + in->t.nd : c->attr[1 + k].i] = true;

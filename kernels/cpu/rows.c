@@ -5,61 +5,59 @@
 
 #define R_ID(v) (v)
 /* one loop for stride 1, which vectorises; one for the rest; a repeated element is converted once */
-#define R_LOAD(D, S, FROM)                                              \
-  do {                                                                  \
-    const S *s = p;                                                     \
-    if (stride == 1)                                                    \
-      K_IVDEP for (int64_t i = 0; i < n; i++) dst[i] = (D)FROM(s[i]);   \
-    else if (stride == 0) {                                             \
-      const D v = (D)FROM(*s);                                          \
-      for (int64_t i = 0; i < n; i++) dst[i] = v;                       \
-    } else                                                              \
-      for (int64_t i = 0; i < n; i++) dst[i] = (D)FROM(s[i * stride]);  \
+#define R_LOAD(D, S, FROM)                                                           \
+  do {                                                                               \
+    const S *s = p;                                                                  \
+    if (stride == 1) K_IVDEP for (int64_t i = 0; i < n; i++) dst[i] = (D)FROM(s[i]); \
+    else if (stride == 0) {                                                          \
+      const D v = (D)FROM(*s);                                                       \
+      for (int64_t i = 0; i < n; i++) dst[i] = v;                                    \
+    } else                                                                           \
+      for (int64_t i = 0; i < n; i++) dst[i] = (D)FROM(s[i * stride]);               \
   } while (0)
-#define R_STORE(S, TO)                                                  \
-  do {                                                                  \
-    S *d = p;                                                           \
-    if (stride == 1)                                                    \
-      K_IVDEP for (int64_t i = 0; i < n; i++) d[i] = TO(src[i]);        \
-    else                                                                \
-      for (int64_t i = 0; i < n; i++) d[i * stride] = TO(src[i]);       \
+#define R_STORE(S, TO)                                                          \
+  do {                                                                          \
+    S *d = p;                                                                   \
+    if (stride == 1) K_IVDEP for (int64_t i = 0; i < n; i++) d[i] = TO(src[i]); \
+    else                                                                        \
+      for (int64_t i = 0; i < n; i++) d[i * stride] = TO(src[i]);               \
   } while (0)
 #define R_BOOL(v) ((v) != 0)
 #define R_U8(v) ((uint8_t)(int64_t)(v))
 #define R_I32(v) ((int32_t)(v))
 #define R_I64(v) ((int64_t)(v))
 
-#define R_LOADER(name, D)                                                                \
-  static void name(D *dst, const void *p, int dtype, int64_t stride, int64_t n) {            \
-    if (n <= 0) return;                                                                  \
-    switch (dtype) {                                                                     \
-      case DT_BOOL: R_LOAD(D, uint8_t, R_BOOL); return;                                  \
-      case DT_U8: R_LOAD(D, uint8_t, R_ID); return;                                      \
-      case DT_I32: R_LOAD(D, int32_t, R_ID); return;                                     \
-      case DT_I64: R_LOAD(D, int64_t, R_ID); return;                                     \
-      case DT_F16: R_LOAD(D, uint16_t, m_from_f16); return;                              \
-      case DT_BF16: R_LOAD(D, uint16_t, m_from_bf16); return;                            \
-      case DT_F32: R_LOAD(D, float, R_ID); return;                                       \
-      case DT_F64: R_LOAD(D, double, R_ID); return;                                      \
-    }                                                                                    \
+#define R_LOADER(name, D)                                                         \
+  static void name(D *dst, const void *p, int dtype, int64_t stride, int64_t n) { \
+    if (n <= 0) return;                                                           \
+    switch (dtype) {                                                              \
+      case DT_BOOL: R_LOAD(D, uint8_t, R_BOOL); return;                           \
+      case DT_U8: R_LOAD(D, uint8_t, R_ID); return;                               \
+      case DT_I32: R_LOAD(D, int32_t, R_ID); return;                              \
+      case DT_I64: R_LOAD(D, int64_t, R_ID); return;                              \
+      case DT_F16: R_LOAD(D, uint16_t, m_from_f16); return;                       \
+      case DT_BF16: R_LOAD(D, uint16_t, m_from_bf16); return;                     \
+      case DT_F32: R_LOAD(D, float, R_ID); return;                                \
+      case DT_F64: R_LOAD(D, double, R_ID); return;                               \
+    }                                                                             \
   }
 R_LOADER(load_f32, float)
 R_LOADER(load_f64, double)
 R_LOADER(load_i64, int64_t)
 
-#define R_STORER(name, D)                                                                \
-  static void name(void *p, int dtype, int64_t stride, const D *src, int64_t n) {            \
-    if (n <= 0) return;                                                                  \
-    switch (dtype) {                                                                     \
-      case DT_BOOL: R_STORE(uint8_t, R_BOOL); return;                                    \
-      case DT_U8: R_STORE(uint8_t, R_U8); return;                                        \
-      case DT_I32: R_STORE(int32_t, R_I32); return;                                      \
-      case DT_I64: R_STORE(int64_t, R_I64); return;                                      \
-      case DT_F16: R_STORE(uint16_t, m_to_f16); return;                                  \
-      case DT_BF16: R_STORE(uint16_t, m_to_bf16); return;                                \
-      case DT_F32: R_STORE(float, R_ID); return;                                         \
-      case DT_F64: R_STORE(double, R_ID); return;                                        \
-    }                                                                                    \
+#define R_STORER(name, D)                                                         \
+  static void name(void *p, int dtype, int64_t stride, const D *src, int64_t n) { \
+    if (n <= 0) return;                                                           \
+    switch (dtype) {                                                              \
+      case DT_BOOL: R_STORE(uint8_t, R_BOOL); return;                             \
+      case DT_U8: R_STORE(uint8_t, R_U8); return;                                 \
+      case DT_I32: R_STORE(int32_t, R_I32); return;                               \
+      case DT_I64: R_STORE(int64_t, R_I64); return;                               \
+      case DT_F16: R_STORE(uint16_t, m_to_f16); return;                           \
+      case DT_BF16: R_STORE(uint16_t, m_to_bf16); return;                         \
+      case DT_F32: R_STORE(float, R_ID); return;                                  \
+      case DT_F64: R_STORE(double, R_ID); return;                                 \
+    }                                                                             \
   }
 R_STORER(store_f32, float)
 R_STORER(store_f64, double)

@@ -41,7 +41,7 @@ typedef struct v_ins {
 } v_ins;
 
 struct k_vm {
-  bool f64, by_row; /* by_row: blocks do not cross the end of a row */
+  bool f64, by_row;              /* by_row: blocks do not cross the end of a row */
   int nin, nout, nins, nuniform; /* the first nuniform instructions are run once a call, on scalars */
   int nscalar, nblock, scalar0, block0;
   int nd;

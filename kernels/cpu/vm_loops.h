@@ -1,32 +1,32 @@
 /* The vector machine's loops, included by vm.c for float and for double: one compiled loop for every row of
  * kernels/elementwise.def and every pattern of scalar operands. Loop: d[i] = op(a[i], b[i], c[i]) for i < n; in
  * pattern m operand k is the scalar at its address when bit k of m is set. d may be one of the operands. */
-#define V_FN(fname, PRE, A, B, C, ...)                                                                            \
-  static void F(fname)(T *d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm) {               \
-    const T i0 = (T)imm[0], i1 = (T)imm[1];                                                                       \
-    PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                                         \
-    K_IVDEP for (int64_t i = 0; i < n; i++) {                                                                     \
-      const T a = A, b = B, c = C;                                                                                \
-      (void)a, (void)b, (void)c;                                                                                  \
-      d[i] = __VA_ARGS__;                                                                                         \
-    }                                                                                                             \
+#define V_FN(fname, PRE, A, B, C, ...)                                                               \
+  static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm) { \
+    const T i0 = (T)imm[0], i1 = (T)imm[1];                                                          \
+    PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                            \
+    K_IVDEP for (int64_t i = 0; i < n; i++) {                                                        \
+      const T a = A, b = B, c = C;                                                                   \
+      (void)a, (void)b, (void)c;                                                                     \
+      d[i] = __VA_ARGS__;                                                                            \
+    }                                                                                                \
   }
 #define V_SA const T sa = *pa;
 #define V_SB const T sb = *pb;
 #define V_SC const T sc = *pc;
 #define V_ARITY_0(name, ...) V_FN(name##_0, , 0, 0, 0, __VA_ARGS__)
 #define V_ARITY_1(name, ...) V_FN(name##_0, , pa[i], 0, 0, __VA_ARGS__)
-#define V_ARITY_2(name, ...)                          \
-  V_FN(name##_0, , pa[i], pb[i], 0, __VA_ARGS__)      \
-  V_FN(name##_1, V_SA, sa, pb[i], 0, __VA_ARGS__)     \
+#define V_ARITY_2(name, ...)                      \
+  V_FN(name##_0, , pa[i], pb[i], 0, __VA_ARGS__)  \
+  V_FN(name##_1, V_SA, sa, pb[i], 0, __VA_ARGS__) \
   V_FN(name##_2, V_SB, pa[i], sb, 0, __VA_ARGS__)
-#define V_ARITY_3(name, ...)                             \
-  V_FN(name##_0, , pa[i], pb[i], pc[i], __VA_ARGS__)     \
-  V_FN(name##_1, V_SA, sa, pb[i], pc[i], __VA_ARGS__)    \
-  V_FN(name##_2, V_SB, pa[i], sb, pc[i], __VA_ARGS__)    \
-  V_FN(name##_3, V_SA V_SB, sa, sb, pc[i], __VA_ARGS__)  \
-  V_FN(name##_4, V_SC, pa[i], pb[i], sc, __VA_ARGS__)    \
-  V_FN(name##_5, V_SA V_SC, sa, pb[i], sc, __VA_ARGS__)  \
+#define V_ARITY_3(name, ...)                            \
+  V_FN(name##_0, , pa[i], pb[i], pc[i], __VA_ARGS__)    \
+  V_FN(name##_1, V_SA, sa, pb[i], pc[i], __VA_ARGS__)   \
+  V_FN(name##_2, V_SB, pa[i], sb, pc[i], __VA_ARGS__)   \
+  V_FN(name##_3, V_SA V_SB, sa, sb, pc[i], __VA_ARGS__) \
+  V_FN(name##_4, V_SC, pa[i], pb[i], sc, __VA_ARGS__)   \
+  V_FN(name##_5, V_SA V_SC, sa, pb[i], sc, __VA_ARGS__) \
   V_FN(name##_6, V_SB V_SC, pa[i], sb, sc, __VA_ARGS__)
 /* a cast rounds to what its dtype can hold: one loop for each dtype, in the place of the patterns */
 #define m_round(x, dtype) 0
@@ -46,17 +46,21 @@ V_CAST(to_f32, (T)(float)a)
 V_CAST(to_f64, a)
 
 typedef void F(v_loop)(T *d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm);
-#define V_TABLE_0(name) {F(name##_0)}
-#define V_TABLE_1(name) {F(name##_0)}
-#define V_TABLE_2(name) {F(name##_0), F(name##_1), F(name##_2)}
-#define V_TABLE_3(name) {F(name##_0), F(name##_1), F(name##_2), F(name##_3), F(name##_4), F(name##_5), F(name##_6)}
+#define V_TABLE_0(name) \
+  { F(name##_0) }
+#define V_TABLE_1(name) \
+  { F(name##_0) }
+#define V_TABLE_2(name) \
+  { F(name##_0), F(name##_1), F(name##_2) }
+#define V_TABLE_3(name) \
+  { F(name##_0), F(name##_1), F(name##_2), F(name##_3), F(name##_4), F(name##_5), F(name##_6) }
 static F(v_loop) *const F(v_loops)[DT_NEW][8] = {
 #define EW(name, nin, ...) V_TABLE_##nin(name),
 #include "../elementwise.def"
 #undef EW
 };
-static F(v_loop) *const F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8),   F(to_i32), F(to_i64),
-                                                 F(to_f16),  F(to_bf16), F(to_f32), F(to_f64)};
+static F(v_loop) *const
+    F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64), F(to_f16), F(to_bf16), F(to_f32), F(to_f64)};
 
 /* The address of n elements of operand o from element b of the space on: in place where the memory serves as it is,
  * else converted or gathered into o's own block. */

@@ -25,9 +25,9 @@ typedef enum dt_status {
 
 typedef struct dt_err {
   dt_status code;
-  int rank;         /* rank that failed, -1 unknown */
-  char where[256];  /* "file:line" in the user's script, or "" */
-  char text[1536];  /* what was wrong; what to do */
+  int rank;        /* rank that failed, -1 unknown */
+  char where[256]; /* "file:line" in the user's script, or "" */
+  char text[1536]; /* what was wrong; what to do */
 } dt_err;
 
 /* Fill `e` (may be NULL) and return `code`. `where` is "file:line" or NULL. */
@@ -39,8 +39,8 @@ dt_status dt_fail(dt_err *e, dt_status code, const char *where, const char *fmt,
     if (dt_s_) return dt_s_; \
   } while (0)
 /* return-or-goto form for functions that own something */
-#define DT_GO(x, label)              \
-  do {                               \
+#define DT_GO(x, label)                  \
+  do {                                   \
     if ((st = (x)) != DT_OK) goto label; \
   } while (0)
 
@@ -66,25 +66,25 @@ char *dt_arena_printf(dt_arena *a, const char *fmt, ...) __attribute__((format(p
     T *p;         \
     int n, cap;   \
   }
-#define dt_vec_grow(v, want)                                                          \
-  do {                                                                                \
-    if ((want) > (v)->cap) {                                                          \
-      int dt_c_ = (v)->cap ? (v)->cap * 2 : 16;                                       \
-      while (dt_c_ < (want)) dt_c_ *= 2;                                              \
-      (v)->p = dt_xrealloc((v)->p, (size_t)dt_c_ * sizeof *(v)->p);                   \
-      (v)->cap = dt_c_;                                                               \
-    }                                                                                 \
+#define dt_vec_grow(v, want)                                        \
+  do {                                                              \
+    if ((want) > (v)->cap) {                                        \
+      int dt_c_ = (v)->cap ? (v)->cap * 2 : 16;                     \
+      while (dt_c_ < (want)) dt_c_ *= 2;                            \
+      (v)->p = dt_xrealloc((v)->p, (size_t)dt_c_ * sizeof *(v)->p); \
+      (v)->cap = dt_c_;                                             \
+    }                                                               \
   } while (0)
-#define dt_vec_push(v, x)              \
-  do {                                 \
-    dt_vec_grow((v), (v)->n + 1);      \
-    (v)->p[(v)->n++] = (x);            \
-  } while (0)
-#define dt_vec_free(v)            \
+#define dt_vec_push(v, x)         \
   do {                            \
-    free((v)->p);                 \
-    (v)->p = NULL;                \
-    (v)->n = (v)->cap = 0;        \
+    dt_vec_grow((v), (v)->n + 1); \
+    (v)->p[(v)->n++] = (x);       \
+  } while (0)
+#define dt_vec_free(v)     \
+  do {                     \
+    free((v)->p);          \
+    (v)->p = NULL;         \
+    (v)->n = (v)->cap = 0; \
   } while (0)
 
 /* ---- growing text ---- */
@@ -106,7 +106,7 @@ void dt_log_setup(int rank, int level);
 void dt_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- environment knobs (names DT_*); a malformed value is an error naming the knob ---- */
-const char *dt_env(const char *name); /* NULL when unset or empty */
+const char *dt_env(const char *name);                                                  /* NULL when unset or empty */
 dt_status dt_env_int(const char *name, int64_t lo, int64_t hi, int64_t *v, dt_err *e); /* leaves *v when unset */
 
 /* ---- counter-based random numbers: Philox4x32-10 (Salmon et al., SC'11). Same key and counter, same bits ---- */
@@ -123,6 +123,6 @@ static inline void dt_philox(uint64_t key, uint64_t ctr_hi, uint64_t ctr_lo, uin
 }
 static inline float dt_u32_unit(uint32_t u) { return (float)(u >> 8) * (1.0f / 16777216.0f); } /* [0,1) */
 
-double dt_now(void); /* seconds, monotonic */
+double dt_now(void);    /* seconds, monotonic */
 int dt_cpu_count(void); /* cores that this process may run on */
 #endif

@@ -23,8 +23,7 @@ static bool runs_avx512(void) { return false; }
 #endif
 static bool runs_portable(void) { return true; }
 
-#define FILL(name)                                \
-  void k_cpu_table_##name(dt_kernel t[DT_NOPS]);
+#define FILL(name) void k_cpu_table_##name(dt_kernel t[DT_NOPS]);
 #ifdef K_HAVE_portable
 FILL(portable)
 #define FILL_PORTABLE k_cpu_table_portable

@@ -37,10 +37,10 @@ void dt_pool_yield(bool on);
 
 /* What changes from step to step. */
 typedef struct dt_tick {
-  int64_t step;           /* optimizer step, 0-based: keys dropout */
+  int64_t step; /* optimizer step, 0-based: keys dropout */
   uint64_t seed;
-  int micro;              /* microbatch of this rank, 0-based */
-  const int64_t *sample;  /* [nsample] global sample index of each row of the microbatch */
+  int micro;             /* microbatch of this rank, 0-based */
+  const int64_t *sample; /* [nsample] global sample index of each row of the microbatch */
   int64_t nsample;
 } dt_tick;
 
@@ -50,14 +50,14 @@ enum { DT_CALL_ACC0 = 1 /* add to output o instead of overwriting it: DT_CALL_AC
 
 typedef struct dt_call {
   int nin, nout;
-  const dt_view *in;   /* [nin] */
+  const dt_view *in; /* [nin] */
   dt_view out[DT_MAX_OUT];
   dt_attr attr[DT_MAX_ATTR];
-  const dt_vm *vm;     /* the program: fused chains, every elementwise op, and the epilogue of a product (or NULL) */
+  const dt_vm *vm; /* the program: fused chains, every elementwise op, and the epilogue of a product (or NULL) */
   uint32_t flags;
-  void *ws;            /* workspace() bytes, 64-byte aligned, contents undefined between calls */
+  void *ws; /* workspace() bytes, 64-byte aligned, contents undefined between calls */
   size_t ws_bytes;
-  void *prep;          /* the kernel's own, from prepare to release */
+  void *prep; /* the kernel's own, from prepare to release */
   dt_pool *pool;
   const dt_tick *tick;
 } dt_call;

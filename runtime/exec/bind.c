@@ -19,12 +19,16 @@ static dt_status get_memory(int64_t bytes, char **p, dt_err *e) {
     *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (*p == MAP_FAILED) {
       *p = NULL;
-      return dt_fail(e, DT_ENOMEM, NULL, "cannot allocate the %lld bytes that the plan needs; use a smaller microbatch, a smaller model or more ranks", (long long)bytes);
+      return dt_fail(
+          e, DT_ENOMEM, NULL,
+          "cannot allocate the %lld bytes that the plan needs; use a smaller microbatch, a smaller model or more ranks",
+          (long long)bytes);
     }
     madvise(*p, (size_t)bytes, MADV_HUGEPAGE);
     return DT_OK;
   }
-  if (posix_memalign((void **)p, 64, (size_t)bytes)) return dt_fail(e, DT_ENOMEM, NULL, "cannot allocate %lld bytes", (long long)bytes);
+  if (posix_memalign((void **)p, 64, (size_t)bytes))
+    return dt_fail(e, DT_ENOMEM, NULL, "cannot allocate %lld bytes", (long long)bytes);
   memset(*p, 0, (size_t)bytes);
   return DT_OK;
 }
@@ -99,7 +103,8 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(ins->nin + 1));
       c->in = in;
       for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j]);
-      for (int j = 0; j < ins->nout; j++) c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j]);
+      for (int j = 0; j < ins->nout; j++)
+        c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j]);
       memcpy(c->attr, ins->attr, sizeof c->attr);
       c->vm = ins->vm;
       c->flags = ins->acc;
@@ -108,10 +113,17 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       c->pool = x->ctx->pool;
       c->tick = &x->tick;
       if (ins->kind == DT_I_COMM) {
-        q->job = (dt_commjob){.comm = x->ctx->comm, .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
+        q->job = (dt_commjob){.comm = x->ctx->comm,
+                              .in = in[0].p,
+                              .out = c->out[0].p,
+                              .n = ins->count,
+                              .dtype = in[0].t.dtype,
+                              .op = (dt_red)ins->red};
         switch (ins->op) {
           case DT_OP_all_reduce: q->job.kind = DT_CJ_ALL_REDUCE; break;
-          case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.n = dt_nbytes(&in[0].t), q->job.root = (int)ins->attr[1].i; break;
+          case DT_OP_broadcast:
+            q->job.kind = DT_CJ_BROADCAST, q->job.n = dt_nbytes(&in[0].t), q->job.root = (int)ins->attr[1].i;
+            break;
           default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
         }
         continue;
@@ -155,9 +167,11 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   memcpy(x->region_bytes, r, sizeof r);
   bool alone = x->ctx->comm->size == 1 || !x->b[0].plan->spec.train;
   x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM];
-  x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws + (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
+  x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
+                   (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
   if (planned != x->arena_bytes + x->window_bytes)
-    return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned, (long long)(x->arena_bytes + x->window_bytes));
+    return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned,
+                   (long long)(x->arena_bytes + x->window_bytes));
   DT_TRY(get_memory(x->arena_bytes, &x->arena, e));
   char *at = x->arena;
   x->base[DT_REG_PARAM] = at, at += r[DT_REG_PARAM];
@@ -207,7 +221,8 @@ void dt_exec_unbind(dt_exec *x) {
     for (int s = 0; s < 3 && b->seg[s]; s++) {
       for (int i = 0; i < b->plan->seg[s].ins.n; i++) {
         bound *q = &b->seg[s][i];
-        if (q->ins && q->ins->kind == DT_I_KERNEL && x->ctx->kernels[q->ins->op].release) x->ctx->kernels[q->ins->op].release(&q->call);
+        if (q->ins && q->ins->kind == DT_I_KERNEL && x->ctx->kernels[q->ins->op].release)
+          x->ctx->kernels[q->ins->op].release(&q->call);
         free((void *)q->call.in);
       }
       free(b->seg[s]);
@@ -221,7 +236,11 @@ void dt_exec_unbind(dt_exec *x) {
 }
 
 /* ---- first values: keyed by (seed, name, element), so that they depend neither on ranks nor on threads ---- */
-typedef struct filling { const dt_init *in; dt_view v; uint64_t key; } filling;
+typedef struct filling {
+  const dt_init *in;
+  dt_view v;
+  uint64_t key;
+} filling;
 
 static void fill_part(void *ctx, int part, int parts) {
   const filling *f = ctx;
@@ -234,7 +253,8 @@ static void fill_part(void *ctx, int part, int parts) {
       for (int i = 0; i < 4; i++) v[i] = f->in->a + (f->in->b - f->in->a) * ((double)r[i] + 0.5) * 0x1p-32;
     } else { /* Box-Muller */
       for (int i = 0; i < 4; i += 2) {
-        double m = f->in->b * sqrt(-2 * log(((double)r[i] + 0.5) * 0x1p-32)), t = 6.283185307179586 * ((double)r[i + 1] * 0x1p-32);
+        double m = f->in->b * sqrt(-2 * log(((double)r[i] + 0.5) * 0x1p-32)),
+               t = 6.283185307179586 * ((double)r[i + 1] * 0x1p-32);
         v[i] = f->in->a + m * cos(t), v[i + 1] = f->in->a + m * sin(t);
       }
     }
@@ -254,7 +274,11 @@ static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *na
     return;
   }
   for (int64_t i = 0; i < n; i++)
-    dt_put(v.p, v.t.dtype, i, in->kind == DT_INIT_GIVEN ? dt_get(in->data, in->dtype, i) : in->kind == DT_INIT_ONES ? 1 : in->kind == DT_INIT_CONST ? in->a : 0);
+    dt_put(v.p, v.t.dtype, i,
+           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, i)
+           : in->kind == DT_INIT_ONES  ? 1
+           : in->kind == DT_INIT_CONST ? in->a
+                                       : 0);
 }
 
 void dt_exec_init_values(dt_exec *x) {

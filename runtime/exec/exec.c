@@ -15,8 +15,11 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   x->ctx = c;
   c->execs++;
   if (o) x->o = *o;
-  if (o && o->nlr) x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);
-  if (o && o->groups) x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups), memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
+  if (o && o->nlr)
+    x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);
+  if (o && o->groups)
+    x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups),
+    memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
   x->state.loss_scale = main->spec.precision == DT_F16 ? (x->o.loss_scale > 0 ? x->o.loss_scale : 65536) : 1;
   if (x->o.scale_window <= 0) x->o.scale_window = 1000;
   if (x->o.hysteresis <= 0) x->o.hysteresis = 2;
@@ -29,7 +32,9 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
 
 dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
   if (x->ready) return dt_fail(e, DT_EBUG, NULL, "plans are added before the executor is ready");
-  if (x->nplan == DT_MAX_PLANS) return dt_fail(e, DT_EUSER, NULL, "more than %d plans (microbatch sizes and evaluations) on one model", DT_MAX_PLANS);
+  if (x->nplan == DT_MAX_PLANS)
+    return dt_fail(e, DT_EUSER, NULL, "more than %d plans (microbatch sizes and evaluations) on one model",
+                   DT_MAX_PLANS);
   const dt_plan *m = x->b[0].plan;
   if (p->spec.train && p->seg[0].ins.n != m->seg[0].ins.n)
     return dt_fail(e, DT_EBUG, NULL, "plans of two microbatch sizes differ in what they do before a step");
@@ -89,7 +94,8 @@ static dt_status drain(dt_exec *x, dt_err *e) {
 }
 
 /* Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part. */
-dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only, dt_err *e) {
+dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
+                          dt_err *e) {
   for (int i = begin; i < end; i++) {
     bound *q = &b->seg[seg][i];
     const dt_instr *ins = q->ins;
@@ -151,8 +157,9 @@ static dt_status feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dat
     int64_t row = dt_nbytes(&ds->field[f].t);
     if (dt_nbytes(&v->t) != row * m->n || v->t.dtype != ds->field[f].t.dtype) {
       char want[96], have[96];
-      return dt_fail(e, DT_EUSER, NULL, "field \"%s\": the plan wants %s, the data has %lld rows of %s", b->field[i], dt_type_str(&v->t, want, sizeof want),
-                     (long long)m->n, dt_type_str(&ds->field[f].t, have, sizeof have));
+      return dt_fail(e, DT_EUSER, NULL, "field \"%s\": the plan wants %s, the data has %lld rows of %s", b->field[i],
+                     dt_type_str(&v->t, want, sizeof want), (long long)m->n,
+                     dt_type_str(&ds->field[f].t, have, sizeof have));
     }
     memcpy(v->p, m->field[f], (size_t)(row * m->n));
   }
@@ -183,10 +190,12 @@ static bool all_finite(const dt_view *v) {
 
 /* An id outside of what it indexes makes its row NaN: name the id instead. */
 static dt_status bad_id(const bound *q, const char *where, dt_err *e) {
-  static const struct { int op, ids, table, dim, ignore; const char *what, *hint; } known[] = {
-      {DT_OP_cross_entropy, 1, 0, -1, 1, "label", "labels count from 0"},
-      {DT_OP_embedding, 0, 1, 0, 0, "id", "ids count from 0; make the vocabulary larger"},
-      {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"}};
+  static const struct {
+    int op, ids, table, dim, ignore;
+    const char *what, *hint;
+  } known[] = {{DT_OP_cross_entropy, 1, 0, -1, 1, "label", "labels count from 0"},
+               {DT_OP_embedding, 0, 1, 0, 0, "id", "ids count from 0; make the vocabulary larger"},
+               {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"}};
   for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
     if (q->ins->op != known[k].op) continue;
     const dt_view *ids = &q->call.in[known[k].ids], *table = &q->call.in[known[k].table];
@@ -194,8 +203,8 @@ static dt_status bad_id(const bound *q, const char *where, dt_err *e) {
     for (int64_t i = 0; i < dt_numel(&ids->t); i++) {
       int64_t id = (int64_t)dt_get(ids->p, ids->t.dtype, i);
       if ((id >= 0 && id < table->t.dim[dim]) || (known[k].ignore && id == q->call.attr[0].i)) continue;
-      return dt_fail(e, DT_EUSER, where, "%s: %s %lld is outside 0 to %lld; %s", dt_op(q->ins->op)->name, known[k].what, (long long)id,
-                     (long long)table->t.dim[dim] - 1, known[k].hint);
+      return dt_fail(e, DT_EUSER, where, "%s: %s %lld is outside 0 to %lld; %s", dt_op(q->ins->op)->name, known[k].what,
+                     (long long)id, (long long)table->t.dim[dim] - 1, known[k].hint);
     }
   }
   return DT_OK;
@@ -223,16 +232,22 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
 #undef EW
           };
           if (q->ins->vm)
-            for (int j = 0; j < q->ins->vm->nins; j++) dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
-          dt_status st = dt_fail(e, DT_EUSER, where, "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); lower the learning rate, clip, or look at this operation's inputs",
-                                 (long long)batch->step + 1, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
+            for (int j = 0; j < q->ins->vm->nins; j++)
+              dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
+          dt_status st = dt_fail(e, DT_EUSER, where,
+                                 "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); "
+                                 "lower the learning rate, clip, or look at this operation's inputs",
+                                 (long long)batch->step + 1, what, value, dt_op(q->ins->op)->name,
+                                 chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
                                  q->ins->phase == DT_FWD ? "" : ", in backward");
           dt_str_free(&chain);
           return st;
         }
     }
   }
-  return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not", (long long)batch->step + 1, what, value);
+  return dt_fail(e, DT_EUSER, NULL,
+                 "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not",
+                 (long long)batch->step + 1, what, value);
 }
 
 /* running statistics: equal on all ranks after each step, as the mean over ranks */
@@ -243,8 +258,11 @@ static dt_status share_buffers(dt_exec *x, dt_err *e) {
     for (int o = 0; o < ins->nout; o++)
       for (int k = 0; k < p->g->buf.n; k++) {
         const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
-        if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr || v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype)) continue;
-        DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
+        if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
+            v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
+          continue;
+        DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype,
+                                            DT_AVG, e));
       }
   }
   return DT_OK;
@@ -337,7 +355,8 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
       DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
       x->tick.micro = m;
       DT_TRY(whole(x, b, 1, true, true, e));
-      for (int i = 0; i < nsums && i < b->plan->g->output.n; i++) sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
+      for (int i = 0; i < nsums && i < b->plan->g->output.n; i++)
+        sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
     }
   }
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
@@ -346,11 +365,13 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
 
 dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e) {
   bound_plan *b = &x->b[number];
-  if (nin != b->plan->g->input.n) return dt_fail(e, DT_EUSER, NULL, "%d inputs given, %d wanted", nin, b->plan->g->input.n);
+  if (nin != b->plan->g->input.n)
+    return dt_fail(e, DT_EUSER, NULL, "%d inputs given, %d wanted", nin, b->plan->g->input.n);
   for (int i = 0; i < nin; i++) {
     if (!dt_type_eq(&in[i].t, &b->input[i].t) || !dt_view_contiguous(&in[i])) {
       char have[96], want[96];
-      return dt_fail(e, DT_EUSER, NULL, "input %d is %s, the plan wants %s, contiguous", i + 1, dt_type_str(&in[i].t, have, sizeof have), dt_type_str(&b->input[i].t, want, sizeof want));
+      return dt_fail(e, DT_EUSER, NULL, "input %d is %s, the plan wants %s, contiguous", i + 1,
+                     dt_type_str(&in[i].t, have, sizeof have), dt_type_str(&b->input[i].t, want, sizeof want));
     }
     if (dt_nbytes(&in[i].t)) memcpy(b->input[i].p, in[i].p, (size_t)dt_nbytes(&in[i].t));
   }

@@ -4,7 +4,7 @@
 #include "../dt.h"
 
 enum { DT_MAX_PLANS = 24 };
-typedef struct bound {         /* an instruction with its pointers */
+typedef struct bound { /* an instruction with its pointers */
   dt_call call;
   const dt_instr *ins;
   void (*run)(dt_call *);
@@ -13,12 +13,12 @@ typedef struct bound {         /* an instruction with its pointers */
 typedef struct bound_plan {
   dt_plan *plan;
   bound *seg[3];
-  char *persist;               /* this plan's own inputs, scalars and outputs */
-  int64_t *samples;            /* [rows] what tick->sample points to */
+  char *persist;    /* this plan's own inputs, scalars and outputs */
+  int64_t *samples; /* [rows] what tick->sample points to */
   dt_view *input, *output;
-  double *stats;               /* f64[2], or NULL */
-  const char **field;          /* names of inputs */
-  int norm_at;                 /* UPD instructions up to and including the gradient norm */
+  double *stats;      /* f64[2], or NULL */
+  const char **field; /* names of inputs */
+  int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
 struct dt_exec {
   dt_ctx *ctx;
@@ -27,18 +27,18 @@ struct dt_exec {
   int nplan;
   bound_plan b[DT_MAX_PLANS];
   bool ready;
-  char *arena, *window;        /* private memory; memory that peers see (or part of arena when alone) */
+  char *arena, *window; /* private memory; memory that peers see (or part of arena when alone) */
   int64_t arena_bytes, window_bytes, region_bytes[DT_NREG];
   char *base[DT_NREG], *ws;
   dt_commq *queue;
-  uint64_t *ticket;            /* plan ticket -> queue ticket */
+  uint64_t *ticket; /* plan ticket -> queue ticket */
   uint64_t last_ticket;
   dt_tick tick;
   dt_exec_state state;
   const char **names;
   dt_view *views;
   int nnames;
-  int *field_of;               /* scratch: loader field of each input */
+  int *field_of; /* scratch: loader field of each input */
 };
 
 /* memory.c: allocates, binds, initialises */
@@ -46,5 +46,6 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
 /* run.c */
-dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only, dt_err *e);
+dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
+                          dt_err *e);
 #endif

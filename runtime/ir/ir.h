@@ -8,8 +8,8 @@
 #include "../dev/kernel.h"
 
 #define DT_MAX_AXES 6
-typedef int32_t dt_val;  /* value id, -1 = none */
-typedef int32_t dt_nid;  /* node id */
+typedef int32_t dt_val; /* value id, -1 = none */
+typedef int32_t dt_nid; /* node id */
 
 /* ---- mesh and placements ---- */
 typedef struct dt_mesh {
@@ -17,99 +17,154 @@ typedef struct dt_mesh {
   char name[DT_MAX_AXES][16]; /* "data", "tensor", "pipeline", ... outermost first */
   int size[DT_MAX_AXES];
 } dt_mesh;
-typedef enum { DT_R, DT_S, DT_P } dt_place_kind;                        /* replicated, sharded by a dim, partial sum */
-typedef struct dt_place { uint8_t kind, dim, red; } dt_place;           /* red: dt_red of a partial value (0 = sum) */
+typedef enum { DT_R, DT_S, DT_P } dt_place_kind; /* replicated, sharded by a dim, partial sum */
+typedef struct dt_place {
+  uint8_t kind, dim, red;
+} dt_place; /* red: dt_red of a partial value (0 = sum) */
 
 /* ---- when a node runs ---- */
 typedef enum dt_phase {
-  DT_PRE,    /* once a step, before the microbatches: 16-bit copies of the weights */
-  DT_FWD,    /* each microbatch */
-  DT_BWD,    /* each microbatch: input gradients (and everything else of backward) */
-  DT_WGT,    /* each microbatch: weight gradients, when a schedule splits them from DT_BWD */
-  DT_UPD     /* once a step, after the last microbatch: clipping, optimizer */
+  DT_PRE, /* once a step, before the microbatches: 16-bit copies of the weights */
+  DT_FWD, /* each microbatch */
+  DT_BWD, /* each microbatch: input gradients (and everything else of backward) */
+  DT_WGT, /* each microbatch: weight gradients, when a schedule splits them from DT_BWD */
+  DT_UPD  /* once a step, after the last microbatch: clipping, optimizer */
 } dt_phase;
 typedef enum { DT_STREAM_COMPUTE, DT_STREAM_COMM, DT_STREAM_COPY } dt_stream;
 
-typedef enum dt_level { DT_TRACED, DT_DIFFED, DT_UPDATED, DT_PRECISE, DT_PLACED, DT_RECOMPUTED, DT_STAGED, DT_FUSED, DT_BUCKETED, DT_ORDERED, DT_NLEVEL } dt_level;
+typedef enum dt_level {
+  DT_TRACED,
+  DT_DIFFED,
+  DT_UPDATED,
+  DT_PRECISE,
+  DT_PLACED,
+  DT_RECOMPUTED,
+  DT_STAGED,
+  DT_FUSED,
+  DT_BUCKETED,
+  DT_ORDERED,
+  DT_NLEVEL
+} dt_level;
 extern const char *const dt_level_name[DT_NLEVEL];
 
-enum { DT_NODE_DEAD = 1, DT_NODE_LAST_MICRO = 2 /* runs with the last microbatch only */, DT_NODE_RECOMPUTED = 4,
-       DT_NODE_INLINE = 8 /* communication with nothing left to overlap: on the computing thread */,
-       DT_NODE_WIDE = 16 /* outputs that OP_ACC names are f32 though the inputs have 16 bits: set by precision, known to the shape check */ };
+enum {
+  DT_NODE_DEAD = 1,
+  DT_NODE_LAST_MICRO = 2 /* runs with the last microbatch only */,
+  DT_NODE_RECOMPUTED = 4,
+  DT_NODE_INLINE = 8 /* communication with nothing left to overlap: on the computing thread */,
+  DT_NODE_WIDE =
+      16 /* outputs that OP_ACC names are f32 though the inputs have 16 bits: set by precision, known to the shape check */
+};
 
 typedef struct dt_value {
   dt_type t;
-  dt_nid node;                    /* producer */
-  int16_t out;                    /* which of its outputs */
+  dt_nid node; /* producer */
+  int16_t out; /* which of its outputs */
   dt_place place[DT_MAX_AXES];
-  const char *name;               /* of a leaf or named by the user; or NULL */
+  const char *name; /* of a leaf or named by the user; or NULL */
   /* where it lives (bucket and memory passes): root value whose buffer it shares (itself when it owns one), element
    * offset into it, strides in elements (contiguous unless a view) */
   dt_val root;
   int64_t offset, stride[DT_MAX_DIM];
-  int64_t addr;                   /* byte offset in its region (roots only), -1 before the memory pass */
-  uint8_t region;                 /* dt_region */
+  int64_t addr;   /* byte offset in its region (roots only), -1 before the memory pass */
+  uint8_t region; /* dt_region */
 } dt_value;
 
 typedef struct dt_node {
-  uint16_t op;                    /* enum dt_op */
+  uint16_t op; /* enum dt_op */
   uint8_t phase, stream, flags;
-  uint8_t device;                 /* 0 = the rank's main device; 1 = host (offload) */
-  int16_t stage, chunk;           /* pipeline; -1 = none yet */
+  uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
+  int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t nin, nout;
-  uint32_t acc;                   /* outputs that are added to: DT_CALL_ACC0 << o. With acc_first0, the step's first microbatch overwrites */
+  uint32_t
+      acc; /* outputs that are added to: DT_CALL_ACC0 << o. With acc_first0, the step's first microbatch overwrites */
   uint32_t acc_first0;
   dt_val *in;
   dt_val out[DT_MAX_OUT];
   dt_attr attr[DT_MAX_ATTR];
-  const dt_vm *vm;                /* program of a fused chain or epilogue */
-  dt_nid serves;                  /* forward node that a backward node serves, -1 */
-  const char *file;               /* script position */
+  const dt_vm *vm;  /* program of a fused chain or epilogue */
+  dt_nid serves;    /* forward node that a backward node serves, -1 */
+  const char *file; /* script position */
   int line;
-  const char *reason;             /* why a pass inserted it, or NULL */
-  int32_t order;                  /* position after the order pass */
+  const char *reason; /* why a pass inserted it, or NULL */
+  int32_t order;      /* position after the order pass */
 } dt_node;
 
 /* ---- leaves ---- */
-typedef enum { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_CONST, DT_INIT_UNIFORM, DT_INIT_NORMAL, DT_INIT_GIVEN } dt_init_kind;
+typedef enum {
+  DT_INIT_ZEROS,
+  DT_INIT_ONES,
+  DT_INIT_CONST,
+  DT_INIT_UNIFORM,
+  DT_INIT_NORMAL,
+  DT_INIT_GIVEN
+} dt_init_kind;
 typedef struct dt_init {
   dt_init_kind kind;
-  double a, b;                    /* const: a; uniform: [a,b); normal: mean a, deviation b */
-  const void *data;               /* given: contiguous, dtype `dtype`, of the parameter's shape (borrowed until init) */
+  double a, b;      /* const: a; uniform: [a,b); normal: mean a, deviation b */
+  const void *data; /* given: contiguous, dtype `dtype`, of the parameter's shape (borrowed until init) */
   int dtype;
 } dt_init;
 
 typedef struct dt_param {
-  const char *name;               /* dotted path in the model */
+  const char *name; /* dotted path in the model */
   dt_val val;
-  dt_val grad;                    /* accum_grad's output after the grad pass, -1: receives no gradient */
+  dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
   bool trainable;
   dt_init init;
-  int group;                      /* optimizer group */
-  int64_t flat;                   /* element offset in the flat layout, -1 before bucket */
+  int group;    /* optimizer group */
+  int64_t flat; /* element offset in the flat layout, -1 before bucket */
   int bucket;
-  dt_val compute;                 /* 16-bit copy used by forward and backward, or -1 */
-  dt_val state[8];                /* optimizer states, in the optimizer's order */
+  dt_val compute;  /* 16-bit copy used by forward and backward, or -1 */
+  dt_val state[8]; /* optimizer states, in the optimizer's order */
   const char *state_name[8];
-  double state_fill[8];           /* what a state starts as */
+  double state_fill[8]; /* what a state starts as */
   int nstate;
-  const char *file; int line;
+  const char *file;
+  int line;
 } dt_param;
-typedef struct dt_buf {           /* persistent, untrained: running statistics */
+typedef struct dt_buf { /* persistent, untrained: running statistics */
   const char *name;
   dt_val val;
   dt_init init;
 } dt_buf;
-typedef struct dt_input { const char *name; dt_val val; } dt_input;
+typedef struct dt_input {
+  const char *name;
+  dt_val val;
+} dt_input;
 /* A number that the executor writes before DT_UPD (and DT_PRE) of each step: f64 scalar. */
-typedef enum { DT_HY_LR, DT_HY_T /* number of this update, 1-based */, DT_HY_INV_COUNT /* nominal / (count * loss scale) */,
-               DT_HY_SEED_SCALE /* loss scale / nominal count: seeds backward */, DT_HY_CUSTOM /* table by schedule */ } dt_hyper_kind;
-typedef struct dt_hyper { const char *name; dt_val val; dt_hyper_kind kind; int group; } dt_hyper;
+typedef enum {
+  DT_HY_LR,
+  DT_HY_T /* number of this update, 1-based */,
+  DT_HY_INV_COUNT /* nominal / (count * loss scale) */,
+  DT_HY_SEED_SCALE /* loss scale / nominal count: seeds backward */,
+  DT_HY_CUSTOM /* table by schedule */
+} dt_hyper_kind;
+typedef struct dt_hyper {
+  const char *name;
+  dt_val val;
+  dt_hyper_kind kind;
+  int group;
+} dt_hyper;
 
-typedef enum dt_region { DT_REG_PARAM, DT_REG_STATE, DT_REG_GRAD, DT_REG_COMM, DT_REG_PERSIST, DT_REG_ACT, DT_REG_TEMP, DT_NREG } dt_region;
-extern const char *const dt_region_name[DT_NREG]; /* "parameters", "optimizer states", "gradients", "communication buffers", "inputs and buffers", "activations", "temporaries" */
+typedef enum dt_region {
+  DT_REG_PARAM,
+  DT_REG_STATE,
+  DT_REG_GRAD,
+  DT_REG_COMM,
+  DT_REG_PERSIST,
+  DT_REG_ACT,
+  DT_REG_TEMP,
+  DT_NREG
+} dt_region;
+extern const char *const dt_region_name
+    [DT_NREG]; /* "parameters", "optimizer states", "gradients", "communication buffers", "inputs and buffers", "activations", "temporaries" */
 
-typedef struct dt_bucket { int64_t begin, end; /* elements of the flat layout, end padded */ dt_val flat; dt_nid ready; } dt_bucket;
+typedef struct dt_bucket {
+  int64_t begin, end; /* elements of the flat layout, end padded */
+  dt_val flat;
+  dt_nid ready;
+} dt_bucket;
 
 typedef struct dt_graph {
   dt_arena mem;
@@ -121,15 +176,16 @@ typedef struct dt_graph {
   DT_VEC(dt_input) input;
   DT_VEC(dt_hyper) hyper;
   DT_VEC(dt_bucket) bucket;
-  DT_VEC(dt_val) output;          /* values that stay readable after a run (loss, metrics; results of a function) */
-  dt_val loss, count;             /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
-  dt_val stats;                   /* f64[2] per step: sum of loss*count, sum of counts */
-  dt_val norm;                    /* gradient norm, f32 scalar, or -1 */
-  int64_t rows;                   /* samples in a microbatch: the count when `count` is -1 */
-  bool plain_grad;                /* gradient of a function: seed 1, no statistics, no scaling */
+  DT_VEC(dt_val) output; /* values that stay readable after a run (loss, metrics; results of a function) */
+  dt_val loss, count;    /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
+  dt_val stats;          /* f64[2] per step: sum of loss*count, sum of counts */
+  dt_val norm;           /* gradient norm, f32 scalar, or -1 */
+  int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
+  bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
-  const char *file; int line;     /* position given to new nodes */
-  dt_phase phase;                 /* phase given to new nodes */
+  const char *file;
+  int line;       /* position given to new nodes */
+  dt_phase phase; /* phase given to new nodes */
   dt_nid serves;
 } dt_graph;
 
@@ -140,21 +196,22 @@ void dt_graph_fini(dt_graph *g);
  * R. `attr` has DT_MAX_ATTR slots (dt_op_defaults fills them). out[] receives nout values. */
 dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e);
 /* The same without a shape rule and without copies, for passes that know the types (fused chains, epilogues). */
-dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out, int nout);
+dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
+                      int nout);
 bool dt_val_contiguous(const dt_graph *g, dt_val v);
 /* The forms that passes use; a failure is our own bug and aborts with the text. Attributes by name, ended by NULL:
  * dt_b(g, DT_OP_sum, 1, (dt_val[]){x}, "dims", 1, dims..) is clumsy, so the common ones are typed: */
-dt_val dt_b1(dt_graph *g, int op, dt_val a);                                  /* no attributes */
+dt_val dt_b1(dt_graph *g, int op, dt_val a); /* no attributes */
 dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b);
 dt_val dt_b3(dt_graph *g, int op, dt_val a, dt_val b, dt_val c);
 dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr); /* any; first output */
 dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim);
-dt_val dt_scalar(dt_graph *g, double v, int dtype);                           /* 0-dim full */
-dt_val dt_cast(dt_graph *g, dt_val a, int dtype);                             /* a itself when it has it */
+dt_val dt_scalar(dt_graph *g, double v, int dtype); /* 0-dim full */
+dt_val dt_cast(dt_graph *g, dt_val a, int dtype);   /* a itself when it has it */
 dt_val dt_reshape(dt_graph *g, dt_val a, int nd, const int64_t *dim);
 dt_val dt_permute(dt_graph *g, dt_val a, const int *perm);
 dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool keepdim); /* ndims 0 = all */
-dt_val dt_sum_to(dt_graph *g, dt_val a, const dt_type *t);                    /* undo broadcasting: sums dims until a has t's shape */
+dt_val dt_sum_to(dt_graph *g, dt_val a, const dt_type *t); /* undo broadcasting: sums dims until a has t's shape */
 dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name);
 
 /* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire
@@ -165,13 +222,29 @@ static inline const dt_type *dt_type_of(const dt_graph *g, dt_val v) { return &g
 static inline dt_node *dt_node_of(dt_graph *g, dt_val v) { return &g->node.p[g->val.p[v].node]; }
 
 /* ---- the op table ---- */
-enum { OP_STRIDED = 1, OP_STRIDED_OUT = 2, OP_INPLACE = 4, OP_VIEW = 8, OP_COMM = 16, OP_LEAF = 32, OP_EPI = 64, OP_ELEMENTWISE = 128 };
+enum {
+  OP_STRIDED = 1,
+  OP_STRIDED_OUT = 2,
+  OP_INPLACE = 4,
+  OP_VIEW = 8,
+  OP_COMM = 16,
+  OP_LEAF = 32,
+  OP_EPI = 64,
+  OP_ELEMENTWISE = 128
+};
 #define OP_ACC(mask) ((mask) << 16)
-typedef struct dt_attr_spec { char name[24]; char kind; /* i f b d l(ist: 9 slots) p(air: 2) */ uint8_t slot; bool required; dt_attr def[2]; } dt_attr_spec;
-typedef struct dt_shape_ctx { /* a shape rule reads in[], attr[]; may normalise attr (negative dims); writes out[], nout */
+typedef struct dt_attr_spec {
+  char name[24];
+  char kind; /* i f b d l(ist: 9 slots) p(air: 2) */
+  uint8_t slot;
+  bool required;
+  dt_attr def[2];
+} dt_attr_spec;
+typedef struct
+    dt_shape_ctx { /* a shape rule reads in[], attr[]; may normalise attr (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
-  const dt_type *const *in;       /* [nin] */
+  const dt_type *const *in; /* [nin] */
   dt_attr *attr;
   dt_type out[DT_MAX_OUT];
   dt_err *e;
@@ -181,7 +254,9 @@ typedef struct dt_shape_ctx { /* a shape rule reads in[], attr[]; may normalise 
 typedef dt_status dt_shape_rule(dt_shape_ctx *s);
 /* gradient rule: gout[o] is the gradient of output o or -1; writes gin[i] or -1 for every input */
 typedef void dt_grad_rule(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin);
-typedef struct dt_cost { double flops, bytes; } dt_cost;
+typedef struct dt_cost {
+  double flops, bytes;
+} dt_cost;
 typedef dt_cost dt_cost_rule(const dt_node *n, const dt_type *const *in, const dt_type *const *out);
 typedef struct dt_op_info {
   const char *name;
@@ -192,17 +267,17 @@ typedef struct dt_op_info {
   dt_grad_rule *grad;
   dt_cost_rule *cost;
   const char *shape_name, *grad_name, *cost_name; /* for docs and `make op` */
-  int ew;                    /* DT_EW_* or -1 */
-  int ew_kind;               /* DT_EWK_* */
+  int ew;                                         /* DT_EW_* or -1 */
+  int ew_kind;                                    /* DT_EWK_* */
   int nspec;
   dt_attr_spec spec[10];
 } dt_op_info;
 enum { DT_EWK_ARITH, DT_EWK_FLOAT, DT_EWK_CMP, DT_EWK_SELECT, DT_EWK_CAST, DT_EWK_FULL };
 /* PyTorch's result dtype of n tensors: 0-dim ones raise it only to a higher category (bool < integer < float). */
 int dt_result_dtype(const dt_type *const *in, int n);
-const dt_op_info *dt_op(int op);                       /* valid for 1..DT_NOPS-1 */
-int dt_op_find(const char *name);                      /* DT_OP_none when unknown */
-void dt_op_defaults(int op, dt_attr *attr);            /* required ones become 0 */
+const dt_op_info *dt_op(int op);                          /* valid for 1..DT_NOPS-1 */
+int dt_op_find(const char *name);                         /* DT_OP_none when unknown */
+void dt_op_defaults(int op, dt_attr *attr);               /* required ones become 0 */
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
 /* list attribute at slot s: attr[s].i is the count, attr[s+1..] the numbers */
 
@@ -211,5 +286,6 @@ dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
 /* ---- verifier and printer ---- */
 /* What may occur at g->level: types agree with shape rules, phases don't run backwards, level's forbidden ops are absent. */
 dt_status dt_verify(const dt_graph *g, dt_err *e);
-void dt_print(const dt_graph *g, dt_str *out);         /* canonical text: one line a node; the same on every rank when the plans are the same */
+void dt_print(const dt_graph *g,
+              dt_str *out); /* canonical text: one line a node; the same on every rank when the plans are the same */
 #endif

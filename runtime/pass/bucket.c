@@ -10,7 +10,12 @@
 
 enum { ALIGN = 64 };
 
-typedef struct slot { int param; dt_nid ready; int group; int64_t numel; } slot;
+typedef struct slot {
+  int param;
+  dt_nid ready;
+  int group;
+  int64_t numel;
+} slot;
 
 static int by_ready(const void *a, const void *b) {
   const slot *x = a, *y = b;
@@ -47,7 +52,8 @@ static dt_status make_layout(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err
       char where[256];
       snprintf(where, sizeof where, "%s:%d", p->file ? p->file : "?", p->line);
       free(sl);
-      return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name, dt_dtype_name(t->dtype));
+      return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name,
+                     dt_dtype_name(t->dtype));
     }
     sl[i] = (slot){i, INT32_MAX, p->group, dt_numel(t)};
     if (p->grad >= 0) {
@@ -96,7 +102,8 @@ static void copy_layout(const dt_layout *from, dt_layout *to) {
   to->type = dt_xalloc(sizeof(dt_type) * (size_t)(from->n + 1));
   to->flat = dt_xalloc(sizeof(int64_t) * (size_t)(from->n + 1));
   to->bucket_end = dt_xalloc(sizeof(int64_t) * (size_t)(from->nbucket + 1));
-  for (int i = 0; i < from->n; i++) to->name[i] = dt_xstrdup(from->name[i]), to->type[i] = from->type[i], to->flat[i] = from->flat[i];
+  for (int i = 0; i < from->n; i++)
+    to->name[i] = dt_xstrdup(from->name[i]), to->type[i] = from->type[i], to->flat[i] = from->flat[i];
   for (int i = 0; i < from->nbucket; i++) to->bucket_end[i] = from->bucket_end[i];
 }
 
@@ -107,7 +114,10 @@ static dt_status follow_layout(dt_graph *g, const dt_layout *l, dt_err *e) {
     int k = 0;
     while (k < l->n && strcmp(l->name[k], p->name)) k++;
     if (k == l->n || !dt_type_eq(&l->type[k], &g->val.p[p->val].t))
-      return dt_fail(e, DT_EUSER, NULL, "parameter %s is not in the training plan, or has another shape there; the model must be the same in training and evaluation", p->name);
+      return dt_fail(e, DT_EUSER, NULL,
+                     "parameter %s is not in the training plan, or has another shape there; the model must be the same "
+                     "in training and evaluation",
+                     p->name);
     p->flat = l->flat[k];
     p->bucket = -1;
     for (int b = 0; b < l->nbucket && p->bucket < 0; b++)
@@ -127,7 +137,8 @@ static dt_val range_view(dt_graph *g, dt_val src, int64_t begin, int64_t n, dt_p
 
 static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  *vm = (dt_vm){.nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .f64 = space->dtype == DT_F64, .space = *space};
+  *vm = (dt_vm){
+      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .f64 = space->dtype == DT_F64, .space = *space};
   vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   if (add) {
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
@@ -138,9 +149,16 @@ static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
 }
 
 /* A fused node made by this pass: type and program given. */
-static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t, const dt_vm *vm, dt_phase phase, const char *reason) {
+static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t, const dt_vm *vm, dt_phase phase,
+                        const char *reason) {
   dt_val v = g->val.n;
-  dt_node n = {.op = DT_OP_fused, .phase = (uint8_t)phase, .nin = (int16_t)nin, .nout = 1, .vm = vm, .serves = -1, .reason = reason};
+  dt_node n = {.op = DT_OP_fused,
+               .phase = (uint8_t)phase,
+               .nin = (int16_t)nin,
+               .nout = 1,
+               .vm = vm,
+               .serves = -1,
+               .reason = reason};
   n.in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(nin + 1));
   for (int k = 0; k < nin; k++) n.in[k] = in[k];
   n.out[0] = v;
@@ -177,7 +195,8 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int 
     dt_val v = g->node.p[ai].in[k];
     const dt_value *x = &g->val.p[v];
     dt_node *n = &g->node.p[x->node];
-    bool direct = (dt_op(n->op)->flags & OP_ACC(1u << x->out)) && x->root == v && nuse[v] == 1 && dt_type_eq(&x->t, &t) && n->phase != DT_PRE;
+    bool direct = (dt_op(n->op)->flags & OP_ACC(1u << x->out)) && x->root == v && nuse[v] == 1 &&
+                  dt_type_eq(&x->t, &t) && n->phase != DT_PRE;
     if (direct) {
       uint32_t bit = (uint32_t)DT_CALL_ACC0 << x->out;
       n->acc |= bit;
@@ -205,12 +224,15 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int 
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
-  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->f64 != b->f64) return false;
+  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->f64 != b->f64)
+    return false;
   for (int o = 0; o < a->nout; o++)
     if (a->out[o] != b->out[o]) return false;
   for (int i = 0; i < a->nins; i++) {
     const dt_vmi *x = &a->ins[i], *y = &b->ins[i];
-    if (x->op != y->op || x->dst != y->dst || x->a != y->a || x->b != y->b || x->c != y->c || memcmp(x->imm, y->imm, sizeof x->imm)) return false;
+    if (x->op != y->op || x->dst != y->dst || x->a != y->a || x->b != y->b || x->c != y->c ||
+        memcmp(x->imm, y->imm, sizeof x->imm))
+      return false;
   }
   return true;
 }
@@ -333,7 +355,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   g->phase = DT_PRE, g->file = NULL, g->line = 0, g->serves = -1;
   dt_val fp = np ? flat_leaf(g, DT_OP_param, l->dtype, l->total, "flat.parameters", DT_REG_PARAM) : -1;
   dt_val fs[8], fg = -1;
-  for (int k = 0; k < nstate; k++) fs[k] = flat_leaf(g, DT_OP_state, l->dtype, l->total, dt_arena_printf(&g->mem, "flat.state%d", k), DT_REG_STATE);
+  for (int k = 0; k < nstate; k++)
+    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, l->total, dt_arena_printf(&g->mem, "flat.state%d", k), DT_REG_STATE);
   int64_t gtotal = l->nbucket ? l->bucket_end[l->nbucket - 1] : 0;
   bool grads = false;
   for (int i = 0; i < np; i++) grads |= g->param.p[i].grad >= 0;

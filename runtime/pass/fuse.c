@@ -10,13 +10,17 @@
 
 enum { MAX_GROUP = 48, MAX_GIN = 20, MAX_GOUT = DT_MAX_OUT };
 
-typedef struct group { DT_VEC(dt_nid) m; bool f64; int merged; /* -1, or the group that took it over */ } group;
+typedef struct group {
+  DT_VEC(dt_nid) m;
+  bool f64;
+  int merged; /* -1, or the group that took it over */
+} group;
 typedef struct fuser {
   dt_graph *g;
-  int *grp;      /* [node] group or -1 */
+  int *grp; /* [node] group or -1 */
   DT_VEC(group) group;
-  int *nuse;     /* [value] uses by living nodes */
-  char *kept;    /* [value] must be readable outside: output, loss, leaf alias */
+  int *nuse;  /* [value] uses by living nodes */
+  char *kept; /* [value] must be readable outside: output, loss, leaf alias */
   int *mark, stamp;
 } fuser;
 
@@ -334,8 +338,8 @@ static void lower_assigns(fuser *f) {
     const dt_node *p = &g->node.p[g->val.p[src].node];
     const dt_value *d = &g->val.p[dst];
     dt_value *s = &g->val.p[src];
-    if (p->op == DT_OP_fused && p->phase == n->phase && s->root == src && same_dims(&s->t, &d->t) && s->t.dtype == d->t.dtype &&
-        !f->kept[src]) {
+    if (p->op == DT_OP_fused && p->phase == n->phase && s->root == src && same_dims(&s->t, &d->t) &&
+        s->t.dtype == d->t.dtype && !f->kept[src]) {
       s->root = d->root, s->offset = d->offset;
       memcpy(s->stride, d->stride, sizeof s->stride);
       n->flags |= DT_NODE_DEAD;
@@ -345,7 +349,8 @@ static void lower_assigns(fuser *f) {
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-    *vm = (dt_vm){.nin = 1, .nout = 1, .nreg = 1, .f64 = d->t.dtype == DT_F64 || !dt_is_float(d->t.dtype), .space = d->t};
+    *vm = (dt_vm){
+        .nin = 1, .nout = 1, .nreg = 1, .f64 = d->t.dtype == DT_F64 || !dt_is_float(d->t.dtype), .space = d->t};
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;
@@ -384,7 +389,9 @@ static void epilogues(fuser *f) {
       dt_val y = c->in[k];
       dt_nid li = g->val.p[y].node;
       dt_node *l = &g->node.p[li];
-      if (l->op != DT_OP_linear || l->vm || l->phase != c->phase || f->kept[y] || !same_dims(&g->val.p[y].t, &c->vm->space)) continue;
+      if (l->op != DT_OP_linear || l->vm || l->phase != c->phase || f->kept[y] ||
+          !same_dims(&g->val.p[y].t, &c->vm->space))
+        continue;
       int nb = l->nin;
       bool also = f->nuse[y] > 1;
       if (nb + c->nin - 1 > 16 || c->nout + also > DT_MAX_OUT) continue;
@@ -459,7 +466,11 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-    *vm = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .f64 = g->val.p[v].t.dtype == DT_F64 || !dt_is_float(g->val.p[v].t.dtype), .space = g->val.p[v].t};
+    *vm = (dt_vm){.nout = 1,
+                  .nins = 1,
+                  .nreg = 1,
+                  .f64 = g->val.p[v].t.dtype == DT_F64 || !dt_is_float(g->val.p[v].t.dtype),
+                  .space = g->val.p[v].t};
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
     vm->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {n->attr[0].f, 0}};
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));

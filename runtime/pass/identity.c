@@ -9,7 +9,8 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   (void)s;
   for (int a = 0; a < g->mesh.naxes; a++)
     if (strcmp(g->mesh.name[a], "data") && g->mesh.size[a] > 1)
-      return dt_fail(e, DT_EUSER, NULL, "mesh axis \"%s\" of size %d: only the axis \"data\" can be larger than 1; set %s = 1",
+      return dt_fail(e, DT_EUSER, NULL,
+                     "mesh axis \"%s\" of size %d: only the axis \"data\" can be larger than 1; set %s = 1",
                      g->mesh.name[a], g->mesh.size[a], g->mesh.name[a]);
   g->level = DT_PLACED;
   return DT_OK;

@@ -11,12 +11,17 @@
 
 enum { ALIGN = 64 };
 
-typedef struct life { dt_val root; int from, to; int64_t bytes, at; } life;
+typedef struct life {
+  dt_val root;
+  int from, to;
+  int64_t bytes, at;
+} life;
 
 static int64_t up(int64_t x) { return (x + ALIGN - 1) / ALIGN * ALIGN; }
 
 static bool same_layout(const dt_value *a, const dt_value *b) {
-  return a->t.nd == b->t.nd && !memcmp(a->t.dim, b->t.dim, sizeof(int64_t) * a->t.nd) && dt_dtype_size(a->t.dtype) == dt_dtype_size(b->t.dtype);
+  return a->t.nd == b->t.nd && !memcmp(a->t.dim, b->t.dim, sizeof(int64_t) * a->t.nd) &&
+         dt_dtype_size(a->t.dtype) == dt_dtype_size(b->t.dtype);
 }
 
 /* Moves the memory of root `from` to (root, offset): every value that shared it follows. Strides of the first dims may change: only for
@@ -38,7 +43,8 @@ static void concat_in_place(dt_graph *g, const int *uses) {
       const dt_node *p = dt_node_of(g, v);
       if (p->op == DT_OP_reshape && uses[v] == 1) v = p->in[0];
       const dt_node *q = dt_node_of(g, v);
-      ok = uses[v] == 1 && (dt_op(q->op)->flags & OP_STRIDED_OUT) && g->val.p[v].root == v && g->val.p[v].t.dtype == g->val.p[c->out[0]].t.dtype;
+      ok = uses[v] == 1 && (dt_op(q->op)->flags & OP_STRIDED_OUT) && g->val.p[v].root == v &&
+           g->val.p[v].t.dtype == g->val.p[c->out[0]].t.dtype;
       if (ok && v != c->in[k]) { /* leading dims equal, the last of the concat splits */
         const dt_type *a = &g->val.p[v].t, *b = &g->val.p[c->in[k]].t;
         ok = a->nd >= b->nd && c->attr[0].i == b->nd - 1;
@@ -153,8 +159,9 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
         const dt_value *x = &g->val.p[n->in[k]];
         dt_val r = x->root;
         const dt_value *home = &g->val.p[r];
-        if (persistent(g, r) || keep[r] || home->region || to[r] != i || x->offset != 0 || !same_layout(x, &g->val.p[v]) ||
-            dt_numel(&home->t) != dt_numel(&x->t) || g->node.p[home->node].phase == DT_PRE)
+        if (persistent(g, r) || keep[r] || home->region || to[r] != i || x->offset != 0 ||
+            !same_layout(x, &g->val.p[v]) || dt_numel(&home->t) != dt_numel(&x->t) ||
+            g->node.p[home->node].phase == DT_PRE)
           continue;
         bool plain = true; /* operand contiguous and read once by this node under this layout */
         dt_view w = dt_view_make(NULL, &x->t);
@@ -172,26 +179,26 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   DT_VEC(life) lives = {0};
   int64_t act_now = 0;
   for (int leaf = 1; leaf >= 0; leaf--) /* leaves first: plans of one model agree on where they are */
-  for (int v = 0; v < nv; v++) {
-    dt_value *x = &g->val.p[v];
-    if (x->root != v || (from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
-    const dt_node *p = &g->node.p[x->node];
-    int64_t size = up(dt_nbytes(&x->t));
-    if (persistent(g, v) || keep[v] || x->region || p->phase == DT_PRE) {
-      if (!x->region && p->op != DT_OP_param) /* DT_REG_PARAM is 0: parameters, and their 16-bit copies */
-        x->region = p->phase == DT_PRE && !(dt_op(p->op)->flags & OP_LEAF) ? DT_REG_PARAM : DT_REG_PERSIST;
-      x->addr = bytes[x->region];
-      bytes[x->region] += size;
-      continue;
+    for (int v = 0; v < nv; v++) {
+      dt_value *x = &g->val.p[v];
+      if (x->root != v || (from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
+      const dt_node *p = &g->node.p[x->node];
+      int64_t size = up(dt_nbytes(&x->t));
+      if (persistent(g, v) || keep[v] || x->region || p->phase == DT_PRE) {
+        if (!x->region && p->op != DT_OP_param) /* DT_REG_PARAM is 0: parameters, and their 16-bit copies */
+          x->region = p->phase == DT_PRE && !(dt_op(p->op)->flags & OP_LEAF) ? DT_REG_PARAM : DT_REG_PERSIST;
+        x->addr = bytes[x->region];
+        bytes[x->region] += size;
+        continue;
+      }
+      if (to[v] > last_micro && from[v] <= last_micro) {
+        x->region = DT_REG_PERSIST;
+        x->addr = bytes[x->region];
+        bytes[x->region] += size;
+        continue;
+      }
+      dt_vec_push(&lives, ((life){v, from[v], to[v], size, 0}));
     }
-    if (to[v] > last_micro && from[v] <= last_micro) {
-      x->region = DT_REG_PERSIST;
-      x->addr = bytes[x->region];
-      bytes[x->region] += size;
-      continue;
-    }
-    dt_vec_push(&lives, ((life){v, from[v], to[v], size, 0}));
-  }
   int *done = dt_xalloc(sizeof(int) * (size_t)(lives.n + 1));
   life *best = dt_xalloc(sizeof(life) * (size_t)(lives.n + 1));
   int64_t pool = INT64_MAX;
@@ -207,7 +214,8 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   /* activations: the most that forward keeps for backward at one moment; the rest of the pool is temporary */
   int first_bwd = nn;
   for (dt_nid i = nn - 1; i >= 0; i--)
-    if ((g->node.p[i].phase == DT_BWD || g->node.p[i].phase == DT_WGT) && !(dt_op(g->node.p[i].op)->flags & OP_LEAF)) first_bwd = i;
+    if ((g->node.p[i].phase == DT_BWD || g->node.p[i].phase == DT_WGT) && !(dt_op(g->node.p[i].op)->flags & OP_LEAF))
+      first_bwd = i;
   for (int i = 0; i < lives.n; i++) {
     dt_value *x = &g->val.p[best[i].root];
     bool act = best[i].from < first_bwd && best[i].to >= first_bwd;

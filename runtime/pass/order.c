@@ -11,10 +11,15 @@
  * thread (about 10-50 microseconds) costs more than it hides. */
 #define OVERLAP_FLOPS 2e6
 
-typedef struct heap { uint64_t *key; dt_nid *id; int n; } heap;
+typedef struct heap {
+  uint64_t *key;
+  dt_nid *id;
+  int n;
+} heap;
 static void heap_push(heap *h, uint64_t key, dt_nid id) {
   int i = h->n++;
-  for (; i && h->key[(i - 1) / 2] > key; i = (i - 1) / 2) h->key[i] = h->key[(i - 1) / 2], h->id[i] = h->id[(i - 1) / 2];
+  for (; i && h->key[(i - 1) / 2] > key; i = (i - 1) / 2)
+    h->key[i] = h->key[(i - 1) / 2], h->id[i] = h->id[(i - 1) / 2];
   h->key[i] = key, h->id[i] = id;
 }
 static dt_nid heap_pop(heap *h) {
@@ -39,7 +44,8 @@ static uint64_t when(const dt_node *n) {
 
 /* Runs as soon as it can: communication, and what joins and converts its input. */
 static bool urgent(const dt_node *n) {
-  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_LAST_MICRO) || n->op == DT_OP_accum_grad || n->op == DT_OP_pack;
+  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_LAST_MICRO) || n->op == DT_OP_accum_grad ||
+         n->op == DT_OP_pack;
 }
 
 dt_status dt_graph_sort(dt_graph *g, dt_err *e) {

@@ -8,8 +8,9 @@ static const struct pass {
   const char *name;
   dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
 } passes[] = {
-    {"precision", dt_pass_precision}, {"place", dt_pass_place}, {"recompute", dt_pass_recompute}, {"stage", dt_pass_stage},
-    {"fuse", dt_pass_fuse},           {"bucket", NULL},         {"order", dt_pass_order},
+    {"precision", dt_pass_precision}, {"place", dt_pass_place}, {"recompute", dt_pass_recompute},
+    {"stage", dt_pass_stage},         {"fuse", dt_pass_fuse},   {"bucket", NULL},
+    {"order", dt_pass_order},
 };
 
 static void dump(const dt_graph *g, const char *when, const char *pass) {
@@ -28,7 +29,8 @@ void dt_dump_pass(const dt_graph *g, const char *when, const char *pass) {
   if (wanted(pass)) dump(g, when, pass);
 }
 
-dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e) {
+dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
+                    dt_err *e) {
   DT_TRY(dt_verify(g, e));
   for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
     dt_dump_pass(g, "before", passes[i].name);

@@ -16,8 +16,8 @@ static bool keeps_f32(const dt_graph *g, dt_val v) {
   const dt_value *x = &g->val.p[v];
   if (x->t.nd == 0) return true;
   int op = g->node.p[x->node].op;
-  return x->out > 0 && (op == DT_OP_layer_norm || op == DT_OP_rms_norm || op == DT_OP_batch_norm || op == DT_OP_attention ||
-                        op == DT_OP_cross_entropy);
+  return x->out > 0 && (op == DT_OP_layer_norm || op == DT_OP_rms_norm || op == DT_OP_batch_norm ||
+                        op == DT_OP_attention || op == DT_OP_cross_entropy);
 }
 
 /* The value of `v` in `dtype`, by a cast that stands just before node `at` in time; one cast per value. */
@@ -49,7 +49,9 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
         dt_val v = n.in[k];
         int leaf = g->node.p[g->val.p[v].node].op;
         if (g->val.p[v].t.dtype != DT_F32 || g->val.p[v].t.nd == 0) continue;
-        if (leaf == DT_OP_param || leaf == DT_OP_input || (leaf == DT_OP_buffer && n.op != DT_OP_batch_norm && n.op != DT_OP_assign && n.op != DT_OP_batch_norm_bwd)) {
+        if (leaf == DT_OP_param || leaf == DT_OP_input ||
+            (leaf == DT_OP_buffer && n.op != DT_OP_batch_norm && n.op != DT_OP_assign &&
+             n.op != DT_OP_batch_norm_bwd)) {
           if (n.op == DT_OP_assign) continue;
           int fresh = g->node.n;
           n.in[k] = lowered(g, v, lo, leaf == DT_OP_param ? DT_PRE : DT_FWD, memo);
@@ -95,7 +97,8 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
     dt_node n = all.p[i];
     const dt_op_info *op = dt_op(n.op);
     if (micro_phase(n.phase)) {
-      bool full_reduction = (n.op == DT_OP_sum || n.op == DT_OP_mean || n.op == DT_OP_norm) && g->val.p[n.out[0]].t.nd == 0;
+      bool full_reduction = (n.op == DT_OP_sum || n.op == DT_OP_mean || n.op == DT_OP_norm) &&
+                            g->val.p[n.out[0]].t.nd == 0;
       if (n.op == DT_OP_full && n.attr[1].i == DT_F32 && g->val.p[n.out[0]].t.nd > 0) n.attr[1].i = lo;
       for (int k = 0; k < n.nin; k++) {
         dt_val v = n.in[k];
@@ -119,7 +122,8 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
       for (int k = 0; k < n.nin; k++) in[k] = &g->val.p[n.in[k]].t;
       char where[256];
       snprintf(where, sizeof where, "%s:%d", n.file ? n.file : "?", n.line);
-      dt_shape_ctx c = {.op = op->name, .nin = n.nin, .nout = n.nout, .in = in, .attr = n.attr, .e = e, .where = where, .opid = n.op};
+      dt_shape_ctx c = {
+          .op = op->name, .nin = n.nin, .nout = n.nout, .in = in, .attr = n.attr, .e = e, .where = where, .opid = n.op};
       st = op->shape(&c);
       free(in);
       if (st) break;

@@ -44,6 +44,8 @@ dt_status dt_agree(dt_comm *c, const char *what, const char *text, size_t n, dt_
   if (!st) st = c->vt->broadcast(c, mine, sizeof mine, (int)who, e);
   free(root);
   if (st) return st;
-  return dt_fail(e, DT_ECOMM, NULL, "the ranks' %s differ at line %d: rank 0 has \"%s\", rank %d has \"%s\"; the script must not depend on the rank (or on the order of pairs())",
+  return dt_fail(e, DT_ECOMM, NULL,
+                 "the ranks' %s differ at line %d: rank 0 has \"%s\", rank %d has \"%s\"; the script must not depend "
+                 "on the rank (or on the order of pairs())",
                  what, (int)f, theirs, (int)who, mine);
 }

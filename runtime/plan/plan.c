@@ -46,16 +46,35 @@ static void lower(dt_plan *p) {
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     const dt_op_info *op = dt_op(n->op);
-    if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad || n->op == DT_OP_pack) continue;
+    if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
+        n->op == DT_OP_pack)
+      continue;
     dt_segment *seg = &p->seg[segment_of(n)];
     for (int f = 0; f < flying.n; f++) {
       if (flying.p[f] < 0 || !overlaps(g, n, flying.p[f])) continue;
-      dt_instr w = {.kind = DT_I_WAIT, .phase = n->phase, .flags = n->flags & DT_NODE_LAST_MICRO, .node = i, .ticket = tickets.p[f], .file = n->file, .line = n->line};
+      dt_instr w = {.kind = DT_I_WAIT,
+                    .phase = n->phase,
+                    .flags = n->flags & DT_NODE_LAST_MICRO,
+                    .node = i,
+                    .ticket = tickets.p[f],
+                    .file = n->file,
+                    .line = n->line};
       dt_vec_push(&seg->ins, w);
       flying.p[f] = -1;
     }
-    dt_instr x = {.kind = DT_I_KERNEL, .phase = n->phase, .flags = n->flags, .op = n->op, .node = i, .nin = n->nin, .nout = n->nout,
-                  .vm = n->vm, .acc = n->acc, .acc_first0 = n->acc_first0, .file = n->file, .line = n->line, .reason = n->reason};
+    dt_instr x = {.kind = DT_I_KERNEL,
+                  .phase = n->phase,
+                  .flags = n->flags,
+                  .op = n->op,
+                  .node = i,
+                  .nin = n->nin,
+                  .nout = n->nout,
+                  .vm = n->vm,
+                  .acc = n->acc,
+                  .acc_first0 = n->acc_first0,
+                  .file = n->file,
+                  .line = n->line,
+                  .reason = n->reason};
     memcpy(x.attr, n->attr, sizeof x.attr);
     x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(n->nin + n->nout + 1));
     x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(n->nin + n->nout + 1));
@@ -88,7 +107,8 @@ static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
   }
   dt_str_add(out, "%s", dt_op(x->op)->name);
   for (int k = 0; k < x->nin + x->nout; k++)
-    dt_str_add(out, "%s%s@%d+%lld", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t), x->addr[k].region, (long long)x->addr[k].off);
+    dt_str_add(out, "%s%s@%d+%lld", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t),
+               x->addr[k].region, (long long)x->addr[k].off);
   if (x->kind == DT_I_COMM) {
     dt_str_add(out, " over");
     for (int a = 0; a < g->mesh.naxes; a++)
@@ -114,13 +134,13 @@ static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
   dt_str_add(out, "\n");
 }
 
+/* Without the regions' sizes: workspace depends on a rank's threads, and hosts may differ in cores. */
 void dt_plan_text(const dt_plan *p, dt_str *out) {
   static const char *const name[3] = {"once a step, before", "each microbatch", "once a step, after"};
   for (int s = 0; s < 3; s++) {
     dt_str_add(out, "-- %s\n", name[s]);
     for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p->g, &p->seg[s].ins.p[i], out);
   }
-  for (int r = 0; r < DT_NREG; r++) dt_str_add(out, "-- %s: %lld bytes\n", dt_region_name[r], (long long)p->bytes[r]);
 }
 
 void dt_plan_collectives(const dt_plan *p, dt_str *out) {
@@ -134,8 +154,9 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       for (int a = 0; a < p->g->mesh.naxes; a++)
         if (x->axes >> a & 1) dt_str_add(out, " %s", p->g->mesh.name[a]);
       dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
-                 x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch", x->ticket ? ", overlapped" : ", nothing left to overlap",
-                 x->reason ? "; " : "", x->reason ? x->reason : "", "");
+                 x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch",
+                 x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
+                 x->reason ? x->reason : "", "");
     }
 }
 

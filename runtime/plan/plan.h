@@ -8,42 +8,48 @@
 #include "../pass/pass.h"
 
 typedef enum { DT_I_KERNEL, DT_I_COMM, DT_I_WAIT } dt_ikind;
-typedef struct dt_addr { uint8_t region; int64_t off; } dt_addr; /* bytes in the region */
+typedef struct dt_addr {
+  uint8_t region;
+  int64_t off;
+} dt_addr; /* bytes in the region */
 typedef struct dt_instr {
   uint8_t kind, phase, flags;
   uint16_t op;
   dt_nid node;
   int16_t nin, nout;
-  dt_view *view;              /* [nin + nout], p unset: inputs, then outputs */
-  dt_addr *addr;              /* [nin + nout] */
+  dt_view *view; /* [nin + nout], p unset: inputs, then outputs */
+  dt_addr *addr; /* [nin + nout] */
   dt_attr attr[DT_MAX_ATTR];
   const dt_vm *vm;
   uint32_t acc, acc_first0;
-  int64_t ws;                 /* workspace bytes */
+  int64_t ws; /* workspace bytes */
   /* communication */
-  int axes, red, ticket;      /* WAIT: waits for the instruction with this ticket */
+  int axes, red, ticket; /* WAIT: waits for the instruction with this ticket */
   int64_t count;
   const char *file;
   int line;
   const char *reason;
 } dt_instr;
 
-typedef struct dt_segment { dt_phase phase; DT_VEC(dt_instr) ins; } dt_segment;
+typedef struct dt_segment {
+  dt_phase phase;
+  DT_VEC(dt_instr) ins;
+} dt_segment;
 typedef struct dt_plan {
-  dt_graph *g;                /* owned */
+  dt_graph *g; /* owned */
   dt_spec spec;
-  dt_segment seg[3];          /* PRE, MICRO, UPD */
-  int64_t bytes[DT_NREG];     /* of this rank; workspace counts as temporaries */
-  int64_t ws;                 /* bytes of workspace, at the end of DT_REG_TEMP */
+  dt_segment seg[3];      /* PRE, MICRO, UPD */
+  int64_t bytes[DT_NREG]; /* of this rank; workspace counts as temporaries */
+  int64_t ws;             /* bytes of workspace, at the end of DT_REG_TEMP */
   dt_layout layout;
-  int64_t rows;               /* samples in a microbatch */
-  double flops_micro;         /* matrix flops of one microbatch */
-  uint64_t hash;              /* of the canonical text */
+  int64_t rows;       /* samples in a microbatch */
+  double flops_micro; /* matrix flops of one microbatch */
+  uint64_t hash;      /* of the canonical text */
 } dt_plan;
 
 /* Takes g. Runs the passes and lowers the result. */
 dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **out, dt_err *e);
 void dt_plan_free(dt_plan *p);
-void dt_plan_text(const dt_plan *p, dt_str *out);          /* canonical: one line an instruction */
-void dt_plan_collectives(const dt_plan *p, dt_str *out);   /* one line a collective, in order */
+void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
+void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order */
 #endif

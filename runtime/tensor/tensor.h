@@ -13,9 +13,9 @@ static inline size_t dt_dtype_size(int t) {
   return z[t];
 }
 static inline bool dt_is_float(int t) { return t >= DT_F16; }
-const char *dt_dtype_name(int t);               /* "bool" "u8" "i32" "i64" "f16" "bf16" "f32" "f64" */
-int dt_dtype_parse(const char *s);              /* also PyTorch's names (float32, int64, ...); -1 unknown */
-int dt_promote(int a, int b);                   /* PyTorch's promotion between two dimensioned tensors */
+const char *dt_dtype_name(int t);  /* "bool" "u8" "i32" "i64" "f16" "bf16" "f32" "f64" */
+int dt_dtype_parse(const char *s); /* also PyTorch's names (float32, int64, ...); -1 unknown */
+int dt_promote(int a, int b);      /* PyTorch's promotion between two dimensioned tensors */
 
 /* A shape with its dtype. Row-major unless a view says otherwise. nd = 0 is a scalar. */
 typedef struct dt_type {
@@ -45,30 +45,39 @@ dt_status dt_view_write(const dt_view *v, struct dt_out *o, dt_err *e);
 
 /* ---- 16-bit floats (round to nearest even; NaN stays NaN) ---- */
 static inline float dt_bf16_to_f32(uint16_t h) {
-  union { uint32_t u; float f; } x = {(uint32_t)h << 16};
+  union {
+    uint32_t u;
+    float f;
+  } x = {(uint32_t)h << 16};
   return x.f;
 }
 static inline uint16_t dt_f32_to_bf16(float f) {
-  union { float f; uint32_t u; } x = {f};
+  union {
+    float f;
+    uint32_t u;
+  } x = {f};
   if ((x.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((x.u >> 16) | 0x40);
   return (uint16_t)((x.u + 0x7fffu + ((x.u >> 16) & 1)) >> 16);
 }
 float dt_f16_to_f32(uint16_t h);
 uint16_t dt_f32_to_f16(float f);
-double dt_get(const void *p, int dtype, int64_t i);      /* element i as double */
+double dt_get(const void *p, int dtype, int64_t i); /* element i as double */
 void dt_put(void *p, int dtype, int64_t i, double v);
 
 /* ---- attributes of an op: slots in the order of its attribute spec in ops.def ---- */
-typedef union dt_attr { int64_t i; double f; } dt_attr;
+typedef union dt_attr {
+  int64_t i;
+  double f;
+} dt_attr;
 #define DT_MAX_ATTR 20
 
 /* ---- the vector program of a fused elementwise chain (run by the CPU's vector machine, and what a generated CUDA
  * kernel is printed from). Registers hold one value per element of the iteration space; loads convert to the compute
  * type (f32, or f64 when any operand is f64 or i64), stores convert from it. ---- */
-typedef struct dt_vmi {      /* one instruction: dst = op(a, b, c) */
-  uint16_t op;               /* DT_EW_* of kernels/elementwise.def */
-  int16_t dst, a, b, c;      /* registers; -1 = unused. Registers 0..nin-1 are the loaded inputs */
-  double imm[2];             /* attributes of the op (clamp's bounds, const's value) */
+typedef struct dt_vmi { /* one instruction: dst = op(a, b, c) */
+  uint16_t op;          /* DT_EW_* of kernels/elementwise.def */
+  int16_t dst, a, b, c; /* registers; -1 = unused. Registers 0..nin-1 are the loaded inputs */
+  double imm[2];        /* attributes of the op (clamp's bounds, const's value) */
 } dt_vmi;
 typedef struct dt_vm {
   int nin, nout, nins, nreg; /* register count is after allocation: registers are reused */

@@ -27,25 +27,29 @@ static inline void t_skipped(const char *why) {
 }
 #define T_TEST(name) if (t_start(name))
 #define T_SKIP(why) t_skipped(why)
-#define T_CHECK(c)                                                                   \
-  do {                                                                               \
+#define T_CHECK(c)                                                                          \
+  do {                                                                                      \
     if (!(c)) t_bad++, printf("  %s:%d: %s: not so: %s\n", __FILE__, __LINE__, t_name, #c); \
   } while (0)
-#define T_NEAR(a, b, tol)                                                                                          \
-  do {                                                                                                             \
-    double t_a = (a), t_b = (b);                                                                                   \
-    if (!(fabs(t_a - t_b) <= (tol)))                                                                               \
-      t_bad++, printf("  %s:%d: %s: %s = %.9g, want %.9g within %g\n", __FILE__, __LINE__, t_name, #a, t_a, t_b, (double)(tol)); \
+#define T_NEAR(a, b, tol)                                                                                        \
+  do {                                                                                                           \
+    double t_a = (a), t_b = (b);                                                                                 \
+    if (!(fabs(t_a - t_b) <= (tol)))                                                                             \
+      t_bad++, printf("  %s:%d: %s: %s = %.9g, want %.9g within %g\n", __FILE__, __LINE__, t_name, #a, t_a, t_b, \
+                      (double)(tol));                                                                            \
   } while (0)
-#define T_STR(a, b)                                                                                   \
-  do {                                                                                                \
-    const char *t_a = (a), *t_b = (b);                                                                \
-    if (strcmp(t_a, t_b)) t_bad++, printf("  %s:%d: %s: got \"%s\", want \"%s\"\n", __FILE__, __LINE__, t_name, t_a, t_b); \
+#define T_STR(a, b)                                                                                    \
+  do {                                                                                                 \
+    const char *t_a = (a), *t_b = (b);                                                                 \
+    if (strcmp(t_a, t_b))                                                                              \
+      t_bad++, printf("  %s:%d: %s: got \"%s\", want \"%s\"\n", __FILE__, __LINE__, t_name, t_a, t_b); \
   } while (0)
-#define T_BEGIN int main(int argc, char **argv) { (void)argc, (void)argv;
-#define T_END                                                                  \
-  t_close();                                                                   \
-  printf("%d passed, %d failed, %d skipped\n", t_pass, t_fail, t_skip);        \
-  return t_fail != 0;                                                          \
+#define T_BEGIN                     \
+  int main(int argc, char **argv) { \
+    (void)argc, (void)argv;
+#define T_END                                                           \
+  t_close();                                                            \
+  printf("%d passed, %d failed, %d skipped\n", t_pass, t_fail, t_skip); \
+  return t_fail != 0;                                                   \
   }
 #endif

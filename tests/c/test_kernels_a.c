@@ -35,7 +35,8 @@ static dt_view make(int dtype, int nd, const int64_t *dim, int layout) {
     for (int d = nd - 1; d >= 0; d--) v.stride[d] = s, s *= dim[d];
   return v;
 }
-#define DIMS(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
+#define DIMS(...) \
+  (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
 static int64_t at(const dt_view *v, int64_t i) { /* offset of element i in row-major order */
   int64_t off = 0;
   for (int d = v->t.nd - 1; d >= 0; i /= v->t.dim[d--]) off += i % v->t.dim[d] * v->stride[d];
@@ -107,8 +108,10 @@ static void call(int op, int nin, const dt_view *in, int nout, const dt_view *ou
   }
 }
 #define LIST(...) ((dt_attr[DT_MAX_ATTR]){__VA_ARGS__})
-#define I(x) {.i = (x)}
-#define N(x) {.f = (x)}
+#define I(x) \
+  { .i = (x) }
+#define N(x) \
+  { .f = (x) }
 
 static int wrong;
 static void same(const char *what, const dt_view *v, int64_t i, double want, double tol) {
@@ -137,10 +140,10 @@ typedef struct ew {
 enum { ARITH, FLOAT, CMP, SELECT, CAST, FULL };
 #define T double
 #define m_round(a, t) rounded(a, t)
-#define EW(name, n, attr, kind, grad, flops, ...)                                      \
-  static double ref_##name(double a, double b, double c, double i0, double i1) {       \
-    (void)a, (void)b, (void)c, (void)i0, (void)i1;                                     \
-    return __VA_ARGS__;                                                                \
+#define EW(name, n, attr, kind, grad, flops, ...)                                \
+  static double ref_##name(double a, double b, double c, double i0, double i1) { \
+    (void)a, (void)b, (void)c, (void)i0, (void)i1;                               \
+    return __VA_ARGS__;                                                          \
   }
 #include "../../kernels/elementwise.def"
 #undef EW
@@ -209,8 +212,8 @@ static void test_elementwise(const ew *e, int dtype, int pattern, int64_t rows, 
 
 /* ---- random programs: registers reused, several outputs, outputs over inputs ---- */
 static void test_program(void) {
-  static const int ops[] = {DT_EW_add, DT_EW_sub, DT_EW_mul, DT_EW_maximum, DT_EW_where, DT_EW_neg, DT_EW_abs,
-                            DT_EW_relu, DT_EW_tanh, DT_EW_cast, DT_EW_full, DT_EW_lt};
+  static const int ops[] = {DT_EW_add, DT_EW_sub,  DT_EW_mul,  DT_EW_maximum, DT_EW_where, DT_EW_neg,
+                            DT_EW_abs, DT_EW_relu, DT_EW_tanh, DT_EW_cast,    DT_EW_full,  DT_EW_lt};
   const int64_t shapes[][3] = {{3, 5, 7},    {1, 1, 1}, {2, 3, 400}, {1, 40, 33},
                                {4, 1, 2000}, {0, 2, 3}, {1, 1, 50},  {9, 7, 1}};
   const int64_t *shape = shapes[irnd(8)];
@@ -560,20 +563,22 @@ static void test_dropout(int dtype, int64_t per, bool odd) {
 }
 
 /* float functions: greatest error relative to double, over [lo, hi] */
-#define ACCURATE(name, ref, lo, hi)                                                  \
-  do {                                                                               \
-    double worst = 0;                                                                \
-    for (int i = 0; i < 200000; i++) {                                               \
-      float x = (float)((lo) + ((hi) - (lo)) * (i / 200000.0));                      \
-      double w = ref((double)x), e = fabs((double)m_##name(x) - w) / fabs(w);        \
+#define ACCURATE(name, ref, lo, hi)                                                    \
+  do {                                                                                 \
+    double worst = 0;                                                                  \
+    for (int i = 0; i < 200000; i++) {                                                 \
+      float x = (float)((lo) + ((hi) - (lo)) * (i / 200000.0));                        \
+      double w = ref((double)x), e = fabs((double)m_##name(x) - w) / fabs(w);          \
       if (w != 0 && fabs(w) > 1.2e-38 && fabs(w) < 3.4e38 && !(e <= worst)) worst = e; \
-    }                                                                                \
-    T_NEAR(worst, 0, 3e-7);                                                          \
+    }                                                                                  \
+    T_NEAR(worst, 0, 3e-7);                                                            \
   } while (0)
 
 static void test_all(const char *isa) {
   char name[128];
-#define TEST(what) snprintf(name, sizeof name, "%s: %s", isa, what), wrong = 0; T_TEST(name)
+#define TEST(what)                                             \
+  snprintf(name, sizeof name, "%s: %s", isa, what), wrong = 0; \
+  T_TEST (name)
   TEST("elementwise ops") {
     for (int k = 0; k < NEWS; k++)
       for (int f = 0; f < 4; f++) {
@@ -717,7 +722,7 @@ static void test_all(const char *isa) {
 T_BEGIN
 dt_pool_yield(true); /* three threads, and other tests beside */
 for (int k = 0; k < 3; k++) pools[k] = dt_pool_new(k + 1, NULL);
-T_TEST("accuracy of the float functions") {
+T_TEST ("accuracy of the float functions") {
   ACCURATE(exp, exp, -87, 88.7);
   ACCURATE(exp, exp, -1, 1);
   ACCURATE(log, log, 1e-38, 4);
@@ -727,7 +732,7 @@ T_TEST("accuracy of the float functions") {
   ACCURATE(sin, sin, -1e5, 1e5);
   ACCURATE(cos, cos, -50, 50);
 }
-T_TEST("16-bit floats") {
+T_TEST ("16-bit floats") {
   int bad = 0;
   for (uint32_t h = 0; h < 65536; h++) {
     float a = m_from_f16((uint16_t)h), b = m_from_bf16((uint16_t)h);
@@ -748,7 +753,7 @@ for (int i = 0; i < 3; i++)
     t_start(isas[i]);
     T_SKIP("not in this build, or not on this machine");
   }
-T_TEST("choosing the instruction set") {
+T_TEST ("choosing the instruction set") {
   dt_err e = {0};
   T_CHECK(dt_cpu_check(&e) == DT_OK && dt_cpu_kernels() && dt_cpu_table(dt_cpu_isa()));
   setenv("DT_ISA", "portable", 1);

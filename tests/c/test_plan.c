@@ -15,18 +15,27 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   if (mesh) g->mesh = *mesh;
   g->rows = rows;
   g->file = "mlp.lua", g->line = 1;
-  dt_type tx = dt_type_make(DT_F32, 2, (int64_t[]){rows, IN}), ty = dt_type_make(DT_F32, 2, (int64_t[]){rows, tied ? IN : OUT});
-  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")}, iy = {"targets", dt_leaf(g, DT_OP_input, &ty, "targets")};
+  dt_type tx = dt_type_make(DT_F32, 2, (int64_t[]){rows, IN}),
+          ty = dt_type_make(DT_F32, 2, (int64_t[]){rows, tied ? IN : OUT});
+  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")},
+           iy = {"targets", dt_leaf(g, DT_OP_input, &ty, "targets")};
   dt_vec_push(&g->input, ix);
   dt_vec_push(&g->input, iy);
   const char *name[4] = {"up.weight", "up.bias", "down.weight", "down.bias"};
   dt_type tp[4] = {dt_type_make(DT_F32, 2, (int64_t[]){HID, IN}), dt_type_make(DT_F32, 1, (int64_t[]){HID}),
-                   dt_type_make(DT_F32, 2, (int64_t[]){OUT, HID}), dt_type_make(DT_F32, 1, (int64_t[]){tied ? IN : OUT})};
+                   dt_type_make(DT_F32, 2, (int64_t[]){OUT, HID}),
+                   dt_type_make(DT_F32, 1, (int64_t[]){tied ? IN : OUT})};
   dt_val p[4];
   for (int i = 0; i < 4; i++) {
     if (tied && i == 2) continue;
     p[i] = dt_leaf(g, DT_OP_param, &tp[i], name[i]);
-    dt_param q = {.name = name[i], .val = p[i], .grad = -1, .trainable = true, .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5}, .compute = -1, .flat = -1};
+    dt_param q = {.name = name[i],
+                  .val = p[i],
+                  .grad = -1,
+                  .trainable = true,
+                  .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5},
+                  .compute = -1,
+                  .flat = -1};
     dt_vec_push(&g->param, q);
   }
   if (tied) p[2] = dt_permute(g, p[0], (int[]){1, 0});
@@ -58,12 +67,20 @@ static dt_status train_plan(dt_graph *g, dt_spec s, int64_t rows, const dt_layou
 }
 
 static dt_spec spec_for(int precision) {
-  return (dt_spec){.threads = ctx->threads, .train = true, .precision = precision, .comm_dtype = precision, .bucket_bytes = 25 << 20, .first_bucket_bytes = 1 << 20, .workspace = dt_ctx_workspace};
+  return (dt_spec){.threads = ctx->threads,
+                   .train = true,
+                   .precision = precision,
+                   .comm_dtype = precision,
+                   .bucket_bytes = 25 << 20,
+                   .first_bucket_bytes = 1 << 20,
+                   .workspace = dt_ctx_workspace};
 }
 
 static float X[SAMPLES * IN], Y[SAMPLES * OUT];
 static double gelu(double x) { return 0.5 * x * (1 + erf(x * 0.70710678118654752440)); }
-static double dgelu(double x) { return 0.5 * (1 + erf(x * 0.70710678118654752440)) + x * 0.39894228040143267794 * exp(-0.5 * x * x); }
+static double dgelu(double x) {
+  return 0.5 * (1 + erf(x * 0.70710678118654752440)) + x * 0.39894228040143267794 * exp(-0.5 * x * x);
+}
 
 /* one reference step on samples [a, b); returns the loss */
 static double ref_step(double *w1, double *b1, double *w2, double *b2, int a, int b, double lr, double *norm) {
@@ -94,7 +111,10 @@ static double ref_step(double *w1, double *b1, double *w2, double *b2, int a, in
     }
   }
   double sq = 0;
-  struct { double *p, *g; int n; } all[4] = {{w1, gw1, HID * IN}, {b1, gb1, HID}, {w2, gw2, OUT * HID}, {b2, gb2, OUT}};
+  struct {
+    double *p, *g;
+    int n;
+  } all[4] = {{w1, gw1, HID * IN}, {b1, gb1, HID}, {w2, gw2, OUT * HID}, {b2, gb2, OUT}};
   for (int i = 0; i < 4; i++)
     for (int k = 0; k < all[i].n; k++) {
       sq += all[i].g[k] * all[i].g[k];
@@ -106,7 +126,8 @@ static double ref_step(double *w1, double *b1, double *w2, double *b2, int a, in
 
 static void trains_like_reference(int64_t global, int64_t micro, int precision, double tol) {
   dt_err e = {0};
-  dt_view views[2] = {dt_view_make(X, &(dt_type){DT_F32, 2, {SAMPLES, IN}}), dt_view_make(Y, &(dt_type){DT_F32, 2, {SAMPLES, OUT}})};
+  dt_view views[2] = {dt_view_make(X, &(dt_type){DT_F32, 2, {SAMPLES, IN}}),
+                      dt_view_make(Y, &(dt_type){DT_F32, 2, {SAMPLES, OUT}})};
   const char *names[2] = {"inputs", "targets"};
   dt_dataset *ds = NULL;
   dt_loader *l = NULL;
@@ -176,7 +197,9 @@ static int overlapping(const dt_plan *p) {
   for (int a = 0; a < n; a++)
     for (int b = a + 1; b < n; b++) {
       const dt_value *x = &g->val.p[a], *y = &g->val.p[b];
-      if (x->root != a || y->root != b || x->region != y->region || x->addr < 0 || y->addr < 0 || from[a] < 0 || from[b] < 0) continue;
+      if (x->root != a || y->root != b || x->region != y->region || x->addr < 0 || y->addr < 0 || from[a] < 0 ||
+          from[b] < 0)
+        continue;
       bool time = x->region != DT_REG_ACT || (from[a] <= to[b] && from[b] <= to[a]);
       if (time && x->addr < y->addr + dt_nbytes(&y->t) && y->addr < x->addr + dt_nbytes(&x->t)) bad++;
     }
@@ -186,77 +209,79 @@ static int overlapping(const dt_plan *p) {
 
 static int count_op(const dt_plan *p, int seg, int op) {
   int n = 0;
-  for (int i = 0; i < p->seg[seg].ins.n; i++) n += p->seg[seg].ins.p[i].kind != DT_I_WAIT && p->seg[seg].ins.p[i].op == op;
+  for (int i = 0; i < p->seg[seg].ins.n; i++)
+    n += p->seg[seg].ins.p[i].kind != DT_I_WAIT && p->seg[seg].ins.p[i].op == op;
   return n;
 }
 
 T_BEGIN
-  dt_err e = {0};
-  setenv("DT_COMM", "self", 1);
-  if (dt_ctx_open(2, &ctx, &e)) {
-    printf("%s\n", e.text);
-    return 1;
-  }
-  for (int i = 0; i < SAMPLES * IN; i++) X[i] = sinf((float)i * 1.7f);
-  for (int i = 0; i < SAMPLES * OUT; i++) Y[i] = cosf((float)i * 0.9f);
+dt_err e = {0};
+setenv("DT_COMM", "self", 1);
+if (dt_ctx_open(2, &ctx, &e)) {
+  printf("%s\n", e.text);
+  return 1;
+}
+for (int i = 0; i < SAMPLES * IN; i++) X[i] = sinf((float)i * 1.7f);
+for (int i = 0; i < SAMPLES * OUT; i++) Y[i] = cosf((float)i * 0.9f);
 
-  const int64_t shapes[][2] = {{23, 0}, {23, 7}, {8, 0}, {8, 3}, {5, 2}, {7, 7}, {1, 1}};
-  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-    char name[128];
-    snprintf(name, sizeof name, "an MLP trains as the reference: batch %d, microbatch %d", (int)shapes[i][0], (int)shapes[i][1]);
-    T_TEST(name) trains_like_reference(shapes[i][0], shapes[i][1], DT_F32, 2e-6);
-  }
-  T_TEST("bf16 follows the f32 reference") trains_like_reference(8, 3, DT_BF16, 3e-2);
-  T_TEST("f16 with a dynamic loss scale follows the f32 reference") trains_like_reference(8, 3, DT_F16, 4e-3);
+const int64_t shapes[][2] = {{23, 0}, {23, 7}, {8, 0}, {8, 3}, {5, 2}, {7, 7}, {1, 1}};
+for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+  char name[128];
+  snprintf(name, sizeof name, "an MLP trains as the reference: batch %d, microbatch %d", (int)shapes[i][0],
+           (int)shapes[i][1]);
+  T_TEST (name) trains_like_reference(shapes[i][0], shapes[i][1], DT_F32, 2e-6);
+}
+T_TEST ("bf16 follows the f32 reference") trains_like_reference(8, 3, DT_BF16, 3e-2);
+T_TEST ("f16 with a dynamic loss scale follows the f32 reference") trains_like_reference(8, 3, DT_F16, 4e-3);
 
-  T_TEST("the memory plan overlaps nothing that lives together, and the optimizer is one pass a bucket") {
-    dt_plan *p = NULL;
-    T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &p, &e));
-    T_CHECK(overlapping(p) == 0);
-    int fused = count_op(p, 2, DT_OP_fused);
-    T_CHECK(fused >= 2 && fused <= 3); /* scalars of the norm, one program over the only bucket */
-    dt_plan_free(p);
-  }
-  T_TEST("a linear layer's activation becomes its epilogue") {
-    dt_plan *p = NULL;
-    T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &p, &e));
-    int with = 0;
-    for (int i = 0; i < p->seg[1].ins.n; i++) with += p->seg[1].ins.p[i].op == DT_OP_linear && p->seg[1].ins.p[i].vm;
-    T_CHECK(with >= 1);
-    dt_plan_free(p);
-  }
-  T_TEST("a parameter used twice gets both contributions in its slot") {
-    dt_plan *p = NULL;
-    dt_status st = train_plan(mlp(16, true, NULL), spec_for(DT_F32), 16, NULL, &p, &e);
-    if (st) T_STR(e.text, "");
-    else T_CHECK(overlapping(p) == 0);
-    dt_plan_free(p);
-  }
-  T_TEST("on a data axis every bucket is reduced once, after the last microbatch") {
-    dt_mesh mesh = {.naxes = 1, .name = {"data"}, .size = {4}};
-    dt_plan *p = NULL;
-    dt_spec s = spec_for(DT_F32);
-    s.first_bucket_bytes = 64, s.bucket_bytes = 64;
-    T_CHECK(!train_plan(mlp(16, false, &mesh), s, 16, NULL, &p, &e));
-    T_CHECK(count_op(p, 1, DT_OP_all_reduce) == p->layout.nbucket && p->layout.nbucket > 1);
-    for (int i = 0; i < p->seg[1].ins.n; i++)
-      if (p->seg[1].ins.p[i].op == DT_OP_all_reduce) T_CHECK(p->seg[1].ins.p[i].flags & DT_NODE_LAST_MICRO);
-    T_CHECK(p->layout.total % (64 * 4) == 0);
-    dt_plan_free(p);
-  }
-  T_TEST("a mesh axis that nothing serves is refused") {
-    dt_mesh mesh = {.naxes = 2, .name = {"data", "tensor"}, .size = {1, 2}};
-    dt_plan *p = NULL;
-    T_CHECK(train_plan(mlp(16, false, &mesh), spec_for(DT_F32), 16, NULL, &p, &e) == DT_EUSER);
-    T_CHECK(strstr(e.text, "\"tensor\"") != NULL);
-  }
-  T_TEST("equal graphs give equal plans, other sizes others") {
-    dt_plan *a = NULL, *b = NULL, *c = NULL;
-    T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &a, &e));
-    T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &b, &e));
-    T_CHECK(!train_plan(mlp(17, false, NULL), spec_for(DT_F32), 17, NULL, &c, &e));
-    T_CHECK(a->hash == b->hash && a->hash != c->hash);
-    dt_plan_free(a), dt_plan_free(b), dt_plan_free(c);
-  }
-  dt_ctx_close(ctx);
+T_TEST ("the memory plan overlaps nothing that lives together, and the optimizer is one pass a bucket") {
+  dt_plan *p = NULL;
+  T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &p, &e));
+  T_CHECK(overlapping(p) == 0);
+  int fused = count_op(p, 2, DT_OP_fused);
+  T_CHECK(fused >= 2 && fused <= 3); /* scalars of the norm, one program over the only bucket */
+  dt_plan_free(p);
+}
+T_TEST ("a linear layer's activation becomes its epilogue") {
+  dt_plan *p = NULL;
+  T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &p, &e));
+  int with = 0;
+  for (int i = 0; i < p->seg[1].ins.n; i++) with += p->seg[1].ins.p[i].op == DT_OP_linear && p->seg[1].ins.p[i].vm;
+  T_CHECK(with >= 1);
+  dt_plan_free(p);
+}
+T_TEST ("a parameter used twice gets both contributions in its slot") {
+  dt_plan *p = NULL;
+  dt_status st = train_plan(mlp(16, true, NULL), spec_for(DT_F32), 16, NULL, &p, &e);
+  if (st) T_STR(e.text, "");
+  else T_CHECK(overlapping(p) == 0);
+  dt_plan_free(p);
+}
+T_TEST ("on a data axis every bucket is reduced once, after the last microbatch") {
+  dt_mesh mesh = {.naxes = 1, .name = {"data"}, .size = {4}};
+  dt_plan *p = NULL;
+  dt_spec s = spec_for(DT_F32);
+  s.first_bucket_bytes = 64, s.bucket_bytes = 64;
+  T_CHECK(!train_plan(mlp(16, false, &mesh), s, 16, NULL, &p, &e));
+  T_CHECK(count_op(p, 1, DT_OP_all_reduce) == p->layout.nbucket && p->layout.nbucket > 1);
+  for (int i = 0; i < p->seg[1].ins.n; i++)
+    if (p->seg[1].ins.p[i].op == DT_OP_all_reduce) T_CHECK(p->seg[1].ins.p[i].flags & DT_NODE_LAST_MICRO);
+  T_CHECK(p->layout.total % (64 * 4) == 0);
+  dt_plan_free(p);
+}
+T_TEST ("a mesh axis that nothing serves is refused") {
+  dt_mesh mesh = {.naxes = 2, .name = {"data", "tensor"}, .size = {1, 2}};
+  dt_plan *p = NULL;
+  T_CHECK(train_plan(mlp(16, false, &mesh), spec_for(DT_F32), 16, NULL, &p, &e) == DT_EUSER);
+  T_CHECK(strstr(e.text, "\"tensor\"") != NULL);
+}
+T_TEST ("equal graphs give equal plans, other sizes others") {
+  dt_plan *a = NULL, *b = NULL, *c = NULL;
+  T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &a, &e));
+  T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &b, &e));
+  T_CHECK(!train_plan(mlp(17, false, NULL), spec_for(DT_F32), 17, NULL, &c, &e));
+  T_CHECK(a->hash == b->hash && a->hash != c->hash);
+  dt_plan_free(a), dt_plan_free(b), dt_plan_free(c);
+}
+dt_ctx_close(ctx);
 T_END

@@ -23,7 +23,7 @@ static int run(dt_pool *p, int parts, int times) {
 }
 
 T_BEGIN
-T_TEST("each part runs once") {
+T_TEST ("each part runs once") {
   for (int threads = 1; threads <= 5; threads++) {
     dt_err e = {0};
     dt_pool *p = dt_pool_new(threads, &e);
@@ -32,7 +32,7 @@ T_TEST("each part runs once") {
     dt_pool_free(p);
   }
 }
-T_TEST("workers that sleep wake up") {
+T_TEST ("workers that sleep wake up") {
   dt_pool *p = dt_pool_new(3, NULL);
   for (int i = 0; i < 20; i++) {
     T_CHECK(run(p, 1 + i % 3, 2) == 0);
@@ -40,7 +40,7 @@ T_TEST("workers that sleep wake up") {
   }
   dt_pool_free(p);
 }
-T_TEST("giving up the core at once") {
+T_TEST ("giving up the core at once") {
   dt_pool_yield(true);
   dt_pool *p = dt_pool_new(4, NULL);
   T_CHECK(run(p, 4, 3000) == 0);
@@ -48,7 +48,7 @@ T_TEST("giving up the core at once") {
   dt_pool_free(p);
   dt_pool_yield(false);
 }
-T_TEST("a number of threads that makes no sense is an error") {
+T_TEST ("a number of threads that makes no sense is an error") {
   dt_err e = {0};
   T_CHECK(dt_pool_new(0, &e) == NULL);
   T_CHECK(e.code == DT_EUSER);

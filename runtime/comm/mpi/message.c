@@ -16,9 +16,17 @@ static double stall_warn = 60;
 static bool stall_abort;
 void dtm_stall_setup(double warn_s, bool abort) { stall_warn = warn_s, stall_abort = abort; }
 
-const char *const dtm_kind_name[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier",
-                                     "the allocation of shared memory", "the freeing of shared memory", "split",
-                                     "the end of the program", "a message"};
+const char *const dtm_kind_name[] = {"all_reduce",
+                                     "reduce_scatter",
+                                     "all_gather",
+                                     "all_to_all",
+                                     "broadcast",
+                                     "barrier",
+                                     "the allocation of shared memory",
+                                     "the freeing of shared memory",
+                                     "split",
+                                     "the end of the program",
+                                     "a message"};
 
 void dtm_stall(const dtm_comm *c, double *since, dtm_kind kind, int64_t n, int peer) {
   double now = dtm_host->now();
