@@ -57,6 +57,9 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
     dt_str_free(&text);
     DT_TRY(st);
   }
+  int64_t profile = 0;
+  DT_TRY(dt_env_int("DT_PROFILE", 0, 2, &profile, e));
+  x->profile = (int)profile;
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
@@ -71,6 +74,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
 
 void dt_exec_free(dt_exec *x) {
   if (!x) return;
+  if (x->profile && x->ctx->comm->rank == 0 && x->b[0].plan->spec.train) dt_exec_profile(x);
   dt_exec_unbind(x);
   for (int k = 0; k < x->nplan; k++) dt_plan_free(x->b[k].plan);
   free(x->lr), free(x->group_lr);
@@ -104,7 +108,14 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
       case DT_I_KERNEL:
         if (comm_only && !(ins->flags & DT_NODE_LAST_MICRO)) break;
         q->call.flags = first ? ins->acc & ~ins->acc_first0 : ins->acc;
+        if (!x->profile) {
+          q->run(&q->call);
+          break;
+        }
+        q->seconds -= dt_now();
         q->run(&q->call);
+        q->seconds += dt_now();
+        q->calls++;
         break;
       case DT_I_COMM:
         if (ins->ticket) {

@@ -9,6 +9,8 @@ typedef struct bound { /* an instruction with its pointers */
   const dt_instr *ins;
   void (*run)(dt_call *);
   dt_commjob job;
+  double seconds;              /* spent here, and how often, when profiling */
+  int64_t calls;
 } bound;
 typedef struct bound_plan {
   dt_plan *plan;
@@ -27,6 +29,7 @@ struct dt_exec {
   int nplan;
   bound_plan b[DT_MAX_PLANS];
   bool ready;
+  int profile;                 /* DT_PROFILE: 0 none, 1 by op, 2 by instruction */
   char *arena, *window; /* private memory; memory that peers see (or part of arena when alone) */
   int64_t arena_bytes, window_bytes, region_bytes[DT_NREG];
   char *base[DT_NREG], *ws;
@@ -45,7 +48,9 @@ struct dt_exec {
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
-/* run.c */
+/* profile.c: prints where the time went */
+void dt_exec_profile(const dt_exec *x);
+/* exec.c */
 dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
                           dt_err *e);
 #endif
