@@ -6,7 +6,10 @@
 #include "gemm.h"
 #include "m.h"
 
-enum { SMALL = 150000 /* multiply-adds that one thread does in less time than waking others pays for */ };
+enum {
+  SMALL = 150000,        /* multiply-adds that one thread does in less time than waking others pays for */
+  PACKED_MOST = 16 << 20 /* bytes of B packed as a whole: what the last cache holds beside the rest */
+};
 
 /* The next panel's source is asked for while the tiles of this one run, a few lines for each tile, so that memory and
  * arithmetic overlap. */
@@ -63,6 +66,27 @@ void K(gemm_grid)(const k_gemm *g, int threads, int *tm, int *tn) {
   }
 }
 
+size_t K(gemm_packed_bytes)(const k_gemm *g) {
+  const bool f64 = g->c.dtype == DT_F64;
+  const int64_t bytes = k_up(g->n, f64 ? K_NR_f64 : K_NR_f32) * g->k * (f64 ? 8 : 4);
+  if (g->m < 2 * K_MC || bytes > PACKED_MOST || (double)g->m * (double)g->n * (double)g->k < 8.0 * SMALL) return 0;
+  return k_round64((size_t)bytes);
+}
+
+static void pack_panels(void *ctx, int64_t begin, int64_t end, int part) {
+  const k_gemm *g = ctx;
+  (void)part;
+  if (g->c.dtype == DT_F64) pack_panels_f64(g, begin, end);
+  else pack_panels_f32(g, begin, end);
+}
+
+void K(gemm_pack)(k_gemm *g, dt_pool *pool, void *dst) {
+  if (!K(gemm_packed_bytes)(g)) return;
+  g->packed = dst;
+  const int64_t nr = g->c.dtype == DT_F64 ? K_NR_f64 : K_NR_f32, panels = (g->n + nr - 1) / nr;
+  k_par(pool, panels, k_grain(2 * g->k * nr), pack_panels, g);
+}
+
 typedef struct gemm_run {
   const k_gemm *g;
   int tm, tn;
@@ -80,7 +104,9 @@ static void gemm_slice(void *ctx, int part, int parts) {
    k_cut(g->n, nr, j + 1, r->tn), r->ws + (size_t)part * K(gemm_ws)());
 }
 
-void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws) {
+void K(gemm)(const k_gemm *product, dt_pool *pool, void *ws) {
+  k_gemm whole = *product, *g = &whole;
+  K(gemm_pack)(g, pool, (char *)ws + (size_t)k_threads(pool) * K(gemm_ws)());
   gemm_run r = {.g = g, .ws = ws};
   K(gemm_grid)(g, k_threads(pool), &r.tm, &r.tn);
   if (r.tm * r.tn == 1) K(gemm_part)(g, 0, g->m, 0, g->n, ws);
@@ -242,6 +268,26 @@ static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_
 
 /* ---- blocks ---- */
 
+/* rows of B in a block: the same for every product of this k */
+static int64_t F(k_block)(int64_t k) {
+  const int64_t most = K_KB / (int64_t)sizeof(T), blocks = K_MAX(1, (k + most - 1) / most);
+  return K_MAX(8, k_up((k + blocks - 1) / blocks, 8));
+}
+/* where a whole packed B keeps the panel of columns from j (a multiple of NR), rows [p0, p0 + kc) */
+static inline T *F(panel_at)(const k_gemm *g, int64_t p0, int64_t kc, int64_t j) {
+  return (T *)(uintptr_t)g->packed + p0 * k_up(g->n, NR) + j * kc;
+}
+static void F(pack_panels)(const k_gemm *g, int64_t begin, int64_t end) {
+  const int64_t kb = F(k_block)(g->k);
+  for (int64_t p0 = 0; p0 < g->k; p0 += kb)
+    for (int64_t j = begin * NR; j < K_MIN(end * NR, g->n); j += NR) {
+      const int64_t kc = K_MIN(kb, g->k - p0);
+      KF(pack)
+      (F(panel_at)(g, p0, kc, j), k_at(g->b.p, g->b.dtype, p0 * g->b.rs + j * g->b.cs), g->b.dtype, kc,
+       K_MIN(NR, g->n - j), g->b.rs, g->b.cs);
+    }
+}
+
 void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *ws) {
   const int own = sizeof(T) == 8 ? DT_F64 : DT_F32;
   if (m0 >= m1 || n0 >= n1) return;
@@ -249,8 +295,7 @@ void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t 
   K_ALIGN T edge[K_MR * NR], bias[NR];
   const bool direct = g->c.dtype == own && g->c.cs == 1;
   const int64_t nb = direct ? n1 - n0 : K_NC;
-  const int64_t kblocks = K_MAX(1, (g->k + K_KB / (int64_t)sizeof(T) - 1) / (K_KB / (int64_t)sizeof(T)));
-  const int64_t kb = K_MAX(8, k_up((g->k + kblocks - 1) / kblocks, 8));
+  const int64_t kb = F(k_block)(g->k);
   const int64_t mblocks = (m1 - m0 + K_MC - 1) / K_MC, mb = k_up((m1 - m0 + mblocks - 1) / mblocks, K_MR);
   for (int64_t i0 = m0; i0 < m1; i0 += mb) {
     const int64_t mc = K_MIN(mb, m1 - i0);
@@ -266,15 +311,20 @@ void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t 
         const int64_t tiles = (mc + K_MR - 1) / K_MR;
         for (int64_t j = 0; j < nc; j += NR) {
           const int64_t w = K_MIN(NR, nc - j);
-          KF(pack)
-          (panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs, g->b.cs);
+          if (g->packed) panel = F(panel_at)(g, p0, kc, j0 + j);
+          else
+            KF(pack)
+            (panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs, g->b.cs);
           const T *add = NULL;
           if (last && g->bias.p) {
             K_LOAD(bias, k_at(g->bias.p, g->bias.dtype, (j0 + j) * g->bias.cs), g->bias.dtype, g->bias.cs, w);
             for (int64_t q = w; q < NR; q++) bias[q] = 0;
             add = bias;
           }
-          ahead next = ahead_of(&g->b, p0, j0 + j + NR, kc, K_MIN(NR, n1 - (j0 + j + NR)), tiles);
+          ahead next = {0};
+          if (!g->packed) next = ahead_of(&g->b, p0, j0 + j + NR, kc, K_MIN(NR, n1 - (j0 + j + NR)), tiles);
+          else if (j + NR < nc)
+            next = ahead_of(&(k_mat){F(panel_at)(g, p0, kc, j0 + j + NR), own, NR, 1}, 0, 0, kc, NR, tiles);
           for (int64_t i = 0; i < mc; i += K_MR) {
             const int rows = (int)K_MIN(K_MR, mc - i);
             ahead_go(&next);

@@ -5,9 +5,9 @@
  *   pack   any strides and any float dtype -> a panel
  *   gemm   C[m,n] (+)= A[m,k] B[k,n] (+ bias[n]) over blocks that stay in cache, in slices for the threads of a pool
  *
- * A panel is packed just before the rows of a block pass over it, so that a thread needs one panel of workspace and
- * nothing is shared; with blocks of K_MC rows that costs 2 to 3 % (Goto and van de Geijn 2008 turned inside out, for
- * products whose left side has many rows). Blocks over k are cut by k alone: an element's sum has the same order
+ * Where there are many rows B is packed once for all blocks and threads; where there are few, or B is too large for that,
+ * a panel is packed just before the rows of a block pass over it, so that a thread needs one panel of workspace and
+ * nothing is shared (Goto and van de Geijn 2008 turned inside out, for products whose left side has many rows). Blocks over k are cut by k alone: an element's sum has the same order
  * whatever the slices and the number of threads.
  *
  * Why not oneDNN's sgemm (2.6.3, AVX2): on big products the two are equal within 3 %; with 64 rows this one is 1.15
@@ -56,6 +56,7 @@ typedef struct k_gemm {
   k_mat a, b, c; /* [m,k], [k,n], [m,n]; the compute type is f64 when c is f64, else f32 */
   bool acc;      /* add to c */
   k_mat bias;    /* [1,n], or p = NULL */
+  const void *packed; /* all of b as panels (gemm_pack), or NULL: a panel is packed when its turn comes */
 } k_gemm;
 
 #define K_GEMM_TYPES(T, s)                                                                                    \
@@ -75,6 +76,10 @@ K_GEMM_TYPES(double, f64)
 
 /* bytes of workspace for each thread */
 size_t K(gemm_ws)(void);
+/* bytes that gemm_pack wants for B; 0: packing it as a whole does not pay */
+size_t K(gemm_packed_bytes)(const k_gemm *g);
+/* packs B into dst (64-byte aligned), in parallel, and sets g->packed; nothing when gemm_packed_bytes is 0 */
+void K(gemm_pack)(k_gemm *g, dt_pool *pool, void *dst);
 /* rows m0..m1, columns n0..n1 of the product, on the calling thread */
 void K(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, void *ws);
 /* how to cut the product for `threads`: tm slices of rows by tn of columns, tm * tn <= threads, 1 x 1 when it is
@@ -85,6 +90,6 @@ static inline int64_t k_cut(int64_t total, int64_t unit, int i, int n) {
   int64_t u = (total + unit - 1) / unit;
   return K_MIN(total, u * i / n * unit);
 }
-/* the whole product on a pool; ws holds gemm_ws() bytes a thread */
+/* the whole product on a pool; ws holds gemm_ws() bytes a thread, then gemm_packed_bytes() */
 void K(gemm)(const k_gemm *g, dt_pool *pool, void *ws);
 #endif

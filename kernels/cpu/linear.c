@@ -41,11 +41,19 @@ static size_t product_bytes(const dt_call *c) {
   dt_type t = product_type(c);
   return holder(c) < 0 ? k_round64((size_t)dt_nbytes(&t)) : 0;
 }
-/* workspace: the product where no output holds it, x where its rows do not join, then the threads' shares */
+/* sizes and dtypes of the product; the caller fills in the memory */
+static k_gemm sizes(const dt_call *c) {
+  const dt_view *x = &c->in[0], *w = &c->in[1];
+  k_gemm g = {.m = 1, .n = w->t.dim[0], .k = w->t.dim[1], .c = {.dtype = product_type(c).dtype}};
+  for (int d = 0; d < x->t.nd - 1; d++) g.m *= x->t.dim[d];
+  return g;
+}
+/* workspace: the product where no output holds it, x where its rows do not join, then what gemm wants */
 static size_t workspace(const dt_call *c, int threads) {
   int64_t rs;
+  const k_gemm g = sizes(c);
   size_t x = joins(&c->in[0], &rs) ? 0 : k_round64((size_t)dt_nbytes(&c->in[0].t));
-  return product_bytes(c) + x + (size_t)threads * K(gemm_ws)();
+  return product_bytes(c) + x + (size_t)threads * K(gemm_ws)() + K(gemm_packed_bytes)(&g);
 }
 static dt_view product(const dt_call *c) {
   int h = holder(c);
@@ -90,7 +98,7 @@ static void epilogue(void *ctx, int64_t begin, int64_t end, int part) {
 static void run(dt_call *c) {
   const dt_view *x = &c->in[0], *w = &c->in[1];
   dt_view y = product(c), flat;
-  linear l = {.vm = c->prep, .ws = (char *)c->ws + product_bytes(c)};
+  linear l = {.g = sizes(c), .vm = c->prep, .ws = (char *)c->ws + product_bytes(c)};
   int64_t rs;
   if (!joins(x, &rs)) {
     flat = dt_view_make(l.ws, &x->t);
@@ -100,9 +108,6 @@ static void run(dt_call *c) {
     joins(x, &rs);
   }
   k_gemm *g = &l.g;
-  g->n = w->t.dim[0], g->k = w->t.dim[1];
-  g->m = 1;
-  for (int d = 0; d < x->t.nd - 1; d++) g->m *= x->t.dim[d];
   if (g->m == 0 || g->n == 0) return;
   g->a = (k_mat){x->p, x->t.dtype, rs, x->stride[x->t.nd - 1]};
   g->b = (k_mat){w->p, w->t.dtype, w->stride[1], w->stride[0]};
@@ -112,7 +117,10 @@ static void run(dt_call *c) {
   if (l.tn > 1) { /* few rows: cut by columns, so the epilogue comes after */
     K(gemm)(g, c->pool, l.ws);
     if (l.vm) k_par(c->pool, g->m, k_grain(8 * g->n), epilogue, &l);
-  } else if (l.tm > 1) dt_pool_run(c->pool, l.tm, rows, &l);
+    return;
+  }
+  K(gemm_pack)(g, c->pool, l.ws + (size_t)k_threads(c->pool) * K(gemm_ws)());
+  if (l.tm > 1) dt_pool_run(c->pool, l.tm, rows, &l);
   else rows(&l, 0, 1);
 }
 const dt_kernel K(kernel_linear) = {.run = run, .workspace = workspace, .prepare = prepare, .release = release};

@@ -72,7 +72,7 @@ static void run(dt_call *c) {
   }
 }
 static size_t workspace(const dt_call *c, int threads) {
-  (void)c;
-  return (size_t)threads * K(gemm_ws)();
+  const batch t = setup(c);
+  return (size_t)threads * K(gemm_ws)() + K(gemm_packed_bytes)(&t.g);
 }
 const dt_kernel K(kernel_matmul) = {.run = run, .workspace = workspace};
