@@ -31,6 +31,7 @@ void dt_dump_pass(const dt_graph *g, const char *when, const char *pass) {
 
 dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
                     dt_err *e) {
+  if (g->level == DT_UPDATED) dt_dump_pass(g, "after", "update"); /* the optimizer was traced in between */
   DT_TRY(dt_verify(g, e));
   for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
     dt_dump_pass(g, "before", passes[i].name);

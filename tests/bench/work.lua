@@ -13,7 +13,7 @@ local args = dt.args {
 }
 
 local function cross_entropy(model, shape, optimizer)
-  return { model = model, loss = nn.CrossEntropy(), data = data.synthetic { inputs = shape, classes = 10, samples = 6400 },
+  return { model = model, loss = nn.CrossEntropy(), data = data.synthetic { inputs = shape, classes = 10, samples = 320 },
     batch = 64, optimizer = optimizer }
 end
 
@@ -31,7 +31,7 @@ local works = {
       if i < 4 then layers[#layers + 1] = nn.ReLU() end
     end
     return { model = nn.Sequential(layers), loss = nn.MSE(), batch = 64 * args.ranks,
-      data = data.synthetic { inputs = { 1024 }, targets = { 1024 }, samples = 6400 },
+      data = data.synthetic { inputs = { 1024 }, targets = { 1024 }, samples = 128 },
       optimizer = optim.AdamW { lr = 3e-4, betas = { 0.9, 0.95 }, weight_decay = 0.1 } }, 5
   end,
   linear = function()
