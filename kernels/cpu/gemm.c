@@ -312,9 +312,8 @@ void KF(gemm_part)(const k_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t 
         for (int64_t j = 0; j < nc; j += NR) {
           const int64_t w = K_MIN(NR, nc - j);
           if (g->packed) panel = F(panel_at)(g, p0, kc, j0 + j);
-          else
-            KF(pack)
-            (panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs, g->b.cs);
+          else KF(pack)
+          (panel, k_at(g->b.p, g->b.dtype, p0 * g->b.rs + (j0 + j) * g->b.cs), g->b.dtype, kc, w, g->b.rs, g->b.cs);
           const T *add = NULL;
           if (last && g->bias.p) {
             K_LOAD(bias, k_at(g->bias.p, g->bias.dtype, (j0 + j) * g->bias.cs), g->bias.dtype, g->bias.cs, w);

@@ -53,9 +53,9 @@ typedef struct k_mat {
 
 typedef struct k_gemm {
   int64_t m, n, k;
-  k_mat a, b, c; /* [m,k], [k,n], [m,n]; the compute type is f64 when c is f64, else f32 */
-  bool acc;      /* add to c */
-  k_mat bias;    /* [1,n], or p = NULL */
+  k_mat a, b, c;      /* [m,k], [k,n], [m,n]; the compute type is f64 when c is f64, else f32 */
+  bool acc;           /* add to c */
+  k_mat bias;         /* [1,n], or p = NULL */
   const void *packed; /* all of b as panels (gemm_pack), or NULL: a panel is packed when its turn comes */
 } k_gemm;
 

@@ -16,7 +16,7 @@
  * third of the first-level cache: the memory streaming through needs room too; measured with an optimizer's update). A
  * space with rows of V_ROW elements or more is walked row by row, so that operands repeated along rows serve in place.
  * */
-enum { V_L1_BYTES = 12288, V_BLOCK_MAX = 1024, V_BLOCK_MIN = 64, V_ROW = 192, V_UNIT = 256 };
+enum { V_L1_BYTES = 12288, V_BLOCK_MAX = 1024, V_BLOCK_MIN = 64, V_ROW = 192, V_UNIT = 256, V_FAR = 1 << 16 };
 
 typedef struct v_operand {
   void *p;

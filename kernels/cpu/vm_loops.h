@@ -111,6 +111,7 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
     s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], 1, s->imm);
 
   const v_ins *first = v->ins + v->nuniform, *last = v->ins + v->nins;
+  const bool far = v->count > V_FAR;
   for (int64_t b = begin, n; b < end; b += n) {
     n = K_MIN(v->block, end - b);
     if (v->by_row) n = K_MIN(n, v->dim[v->nd - 1] - b % v->dim[v->nd - 1]);
@@ -121,6 +122,11 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
     }
     for (int i = 0; i < v->nout; i++)
       if (v->out[i].in_place) slot[v->out[i].slot] = F(v_load)(v, &v->out[i], NULL, b, n);
+    /* operands from memory: ask for the next block while this one is worked on */
+    for (int i = 0; i < v->nin && far; i++)
+      if (v->in[i].in_place && v->in[i].flat)
+        for (const char *p = (const char *)(slot[v->in[i].slot] + n), *e = p + (size_t)n * sizeof(T); p < e; p += 64)
+          __builtin_prefetch(p);
     for (const v_ins *s = first; s < last; s++)
       s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], n, s->imm);
     for (int i = 0; i < v->nout; i++) {

@@ -9,7 +9,7 @@ typedef struct bound { /* an instruction with its pointers */
   const dt_instr *ins;
   void (*run)(dt_call *);
   dt_commjob job;
-  double seconds;              /* spent here, and how often, when profiling */
+  double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
 } bound;
 typedef struct bound_plan {
@@ -29,7 +29,7 @@ struct dt_exec {
   int nplan;
   bound_plan b[DT_MAX_PLANS];
   bool ready;
-  int profile;                 /* DT_PROFILE: 0 none, 1 by op, 2 by instruction */
+  int profile;          /* DT_PROFILE: 0 none, 1 by op, 2 by instruction */
   char *arena, *window; /* private memory; memory that peers see (or part of arena when alone) */
   int64_t arena_bytes, window_bytes, region_bytes[DT_NREG];
   char *base[DT_NREG], *ws;

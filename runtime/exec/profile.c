@@ -4,7 +4,11 @@
 
 #include "exec.h"
 
-typedef struct line { char name[96]; double seconds, flops, bytes; int64_t calls; } line;
+typedef struct line {
+  char name[96];
+  double seconds, flops, bytes;
+  int64_t calls;
+} line;
 
 static int longest(const void *a, const void *b) {
   const line *x = a, *y = b;
@@ -26,7 +30,8 @@ void dt_exec_profile(const dt_exec *x) {
         l.flops = c.flops * (double)q->calls, l.bytes = c.bytes * (double)q->calls;
         char t[64] = "";
         if (x->profile > 1) dt_type_str(&q->ins->view[q->ins->nin].t, t, sizeof t);
-        snprintf(l.name, sizeof l.name, "%s %s%s%s", dt_op(q->ins->op)->name, phase_name[q->ins->phase], *t ? " " : "", t);
+        snprintf(l.name, sizeof l.name, "%s %s%s%s", dt_op(q->ins->op)->name, phase_name[q->ins->phase], *t ? " " : "",
+                 t);
         total += l.seconds;
         int at = 0;
         while (at < lines.n && (x->profile > 1 || strcmp(lines.p[at].name, l.name))) at++;
@@ -34,15 +39,16 @@ void dt_exec_profile(const dt_exec *x) {
           dt_vec_push(&lines, l);
           continue;
         }
-        lines.p[at].seconds += l.seconds, lines.p[at].calls += l.calls, lines.p[at].flops += l.flops, lines.p[at].bytes += l.bytes;
+        lines.p[at].seconds += l.seconds, lines.p[at].calls += l.calls, lines.p[at].flops += l.flops,
+            lines.p[at].bytes += l.bytes;
       }
   if (lines.n) qsort(lines.p, (size_t)lines.n, sizeof(line), longest);
   dt_log(0, "%-44s %9s %6s %8s %9s %8s", "op and phase", "ms a step", "share", "calls", "GFLOP/s", "GB/s");
   double steps = x->state.step > 0 ? (double)x->state.step : 1;
   for (int i = 0; i < lines.n && i < 40; i++) {
     const line *l = &lines.p[i];
-    dt_log(0, "%-44s %9.3f %5.1f%% %8lld %9.1f %8.1f", l->name, 1e3 * l->seconds / steps, 100 * l->seconds / total, (long long)l->calls,
-           l->flops / l->seconds / 1e9, l->bytes / l->seconds / 1e9);
+    dt_log(0, "%-44s %9.3f %5.1f%% %8lld %9.1f %8.1f", l->name, 1e3 * l->seconds / steps, 100 * l->seconds / total,
+           (long long)l->calls, l->flops / l->seconds / 1e9, l->bytes / l->seconds / 1e9);
   }
   dt_vec_free(&lines);
 }
