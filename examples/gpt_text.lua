@@ -15,7 +15,7 @@ local args = dt.args {
 }
 
 local preset = ({
-  demo = { layers = 4, heads = 4, width = 192, context = 128, batch = 16, steps = 600, lr = 2e-3, every = 150 },
+  demo = { layers = 4, heads = 4, width = 192, context = 128, batch = 16, steps = 500, lr = 2e-3, every = 125 },
   small = { layers = 6, heads = 6, width = 384, context = 256, batch = 8, steps = 2000, lr = 1e-3, every = 250 },
 })[args.preset]
 local lr = args.lr > 0 and args.lr or preset.lr

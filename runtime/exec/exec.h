@@ -44,7 +44,7 @@ struct dt_exec {
   int *field_of; /* scratch: loader field of each input */
 };
 
-/* memory.c: allocates, binds, initialises */
+/* bind.c: allocates, binds, initialises */
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
