@@ -171,27 +171,13 @@ static int l_script(lua_State *L) {
 }
 
 /* ---- version ---- */
-/* Where the MPI plug-in lies: the places of runtime/comm/world.c; NULL when it is not there. */
+/* Where the MPI plug-in lies; NULL when it is not there. */
 static const char *mpi_plugin(void) {
-  static char found[4096];
-  static const char *const rel[] = {"", "/../lib/dtrain", "/../../dtrain"};
-  char home[3][1024] = {"", "", ""};
-  const char *knob = dt_env("DT_PLUGIN_DIR");
-  Dl_info info;
-  if (knob) snprintf(home[0], sizeof home[0], "%s/", knob);
-  ssize_t n = readlink("/proc/self/exe", home[1], sizeof home[1] - 1);
-  if (n > 0) home[1][n] = 0;
-  if (dladdr((void *)&proc, &info) && info.dli_fname) snprintf(home[2], sizeof home[2], "%s", info.dli_fname);
-  for (int i = 0; i < 3; i++) {
-    char *slash = strrchr(home[i], '/');
-    if (!slash) continue;
-    *slash = 0;
-    for (size_t k = 0; k < sizeof rel / sizeof *rel; k++) {
-      snprintf(found, sizeof found, "%s%s/libdtrain_mpi.so", home[i], rel[k]);
-      if (!access(found, R_OK)) return found;
-    }
-  }
-  return NULL;
+  static char path[4096];
+  dt_str tried = {0};
+  bool found = dt_comm_plugin(path, sizeof path, &tried);
+  dt_str_free(&tried);
+  return found ? path : NULL;
 }
 
 static int l_version(lua_State *L) {

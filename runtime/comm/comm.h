@@ -50,6 +50,8 @@ dt_status dt_comm_self(dt_comm **out, dt_err *e);
 /* The world: MPI when started by an MPI launcher (loads libdtrain_mpi.so from DT_PLUGIN_DIR, the binary's folder,
  * ../lib/dtrain or beside dtrain.so), otherwise self. DT_COMM=self refuses MPI, DT_COMM=mpi asks for it. */
 dt_status dt_comm_world(dt_comm **out, dt_err *e);
+/* Where the plug-in lies, into path; false when it is nowhere. tried lists the places where it is not. */
+bool dt_comm_plugin(char *path, size_t n, dt_str *tried);
 bool dt_comm_launched(void); /* an MPI launcher started this process */
 
 /* ---- communication thread: runs jobs in order beside the computation ---- */

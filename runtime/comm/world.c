@@ -5,6 +5,8 @@
 #include <unistd.h>
 #include "plugin.h"
 
+static const char plugin[] = "libdtrain_mpi.so";
+
 bool dt_comm_launched(void) { return dt_env("OMPI_COMM_WORLD_SIZE") || dt_env("PMIX_RANK") || dt_env("PMI_RANK"); }
 
 /* Folder of a file, without the last slash, into buf; false when there is none. */
@@ -16,44 +18,47 @@ static bool folder_of(const char *file, char *buf, size_t n) {
   return true;
 }
 
-static dt_status load(void **handle, dt_err *e) {
-  static const char name[] = "libdtrain_mpi.so";
+bool dt_comm_plugin(char *path, size_t n, dt_str *tried) {
   /* beside the program, and where `make install` puts it as seen from bin/ and from lib/lua/5.4/ */
   static const char *const rel[] = {"", "/../lib/dtrain", "/../../dtrain"};
-  char home[3][1024], path[4096];
+  char home[3][1024], self[1024];
   int nhome = 0;
   const char *knob = dt_env("DT_PLUGIN_DIR");
   if (knob) snprintf(home[nhome++], sizeof home[0], "%s", knob);
-  ssize_t len = readlink("/proc/self/exe", path, sizeof path - 1);
-  if (len > 0) path[len] = 0, nhome += folder_of(path, home[nhome], sizeof home[0]);
+  ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (len > 0) self[len] = 0, nhome += folder_of(self, home[nhome], sizeof home[0]);
   Dl_info here;
   if (dladdr((void *)(uintptr_t)dt_comm_launched, &here) && folder_of(here.dli_fname, home[nhome], sizeof home[0]))
     nhome += nhome == 0 || strcmp(home[nhome - 1], home[nhome]) != 0;
+  for (int i = 0; i < nhome; i++)
+    for (size_t j = 0; j < sizeof rel / sizeof *rel; j++) {
+      snprintf(path, n, "%s%s/%s", home[i], rel[j], plugin);
+      if (!access(path, R_OK)) return true;
+      dt_str_add(tried, "%s%s", tried->n ? ", " : "", path);
+    }
+  return false;
+}
+
+static dt_status load(void **handle, dt_err *e) {
+  char path[4096];
   dt_str tried = {0};
   dt_status st = DT_OK;
   *handle = NULL;
-  for (int i = 0; i < nhome && !*handle && !st; i++)
-    for (int j = 0; j < (int)(sizeof rel / sizeof *rel) && !*handle && !st; j++) {
-      snprintf(path, sizeof path, "%s%s/%s", home[i], rel[j], name);
-      if (access(path, R_OK)) {
-        dt_str_add(&tried, "%s%s", tried.n ? ", " : "", path);
-        continue;
-      }
-      /* Open MPI opens modules of its own that look its symbols up in the global scope */
-      *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-      if (!*handle)
-        st = dt_fail(
-            e, DT_EIO, NULL,
-            "started by an MPI launcher, but the plug-in does not load: %s; install Open MPI's library (Debian: "
-            "apt install libopenmpi3 openmpi-bin), or set DT_COMM=self to run each process alone",
-            dlerror());
-    }
+  if (dt_comm_plugin(path, sizeof path, &tried)) {
+    /* Open MPI opens modules of its own that look its symbols up in the global scope */
+    *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (!*handle)
+      st = dt_fail(e, DT_EIO, NULL,
+                   "started by an MPI launcher, but the plug-in does not load: %s; install Open MPI's library (Debian: "
+                   "apt install libopenmpi3 openmpi-bin), or set DT_COMM=self to run each process alone",
+                   dlerror());
+  }
   if (!st && !*handle)
     st = dt_fail(
         e, DT_EIO, NULL,
         "started by an MPI launcher, but %s was not found; tried %s; build it with `make` where mpicc is installed "
         "(Debian: apt install libopenmpi-dev openmpi-bin), or set DT_COMM=self to run each process alone",
-        name, tried.n ? tried.p : "no folder");
+        plugin, tried.n ? tried.p : "no folder");
   dt_str_free(&tried);
   return st;
 }

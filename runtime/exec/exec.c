@@ -154,7 +154,6 @@ static void write_hypers(dt_exec *x, double inv_count) {
         case DT_HY_T: *p = (double)(x->state.updates + 1); break;
         case DT_HY_INV_COUNT: *p = inv_count; break;
         case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
-        case DT_HY_CUSTOM: break;
       }
     }
   }

@@ -137,8 +137,7 @@ typedef enum {
   DT_HY_LR,
   DT_HY_T /* number of this update, 1-based */,
   DT_HY_INV_COUNT /* nominal / (count * loss scale) */,
-  DT_HY_SEED_SCALE /* loss scale / nominal count: seeds backward */,
-  DT_HY_CUSTOM /* table by schedule */
+  DT_HY_SEED_SCALE /* loss scale / nominal count: seeds backward */
 } dt_hyper_kind;
 typedef struct dt_hyper {
   const char *name;
