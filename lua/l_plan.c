@@ -19,12 +19,6 @@ static int plan_gc(lua_State *L) {
   return 0;
 }
 
-static int mesh_size(const dt_mesh *m) {
-  int n = 1;
-  for (int a = 0; a < m->naxes; a++) n *= m->size[a];
-  return n;
-}
-
 /* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =,
  * clip_value =, layout = plan, ranks = } */
 int dtl_compile(lua_State *L) {
@@ -33,7 +27,7 @@ int dtl_compile(lua_State *L) {
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
   if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   bool train = false;
-  int precision = DT_F32, comm = DT_F32, layout = 0, size = mesh_size(&b->g->mesh);
+  int precision = DT_F32, comm = DT_F32, layout = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
   lua_settop(L, 2);

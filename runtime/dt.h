@@ -18,8 +18,12 @@ typedef struct dt_ctx {
   int threads;
   const dt_kernel *kernels;
   uint64_t seed;
-  int execs; /* executors made on it so far */
+  int execs;                   /* executors made on it so far */
+  struct dt_ctx_group *groups; /* communicators opened so far */
 } dt_ctx;
+/* The communicator of a group of the mesh, whose ranks are the world's; NULL when this rank is in none. Collective over the world at
+ * its first use; the context owns it. */
+dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e);
 /* threads 0: cores of the host / local ranks, at least 1. Joins the world when started by mpirun. */
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e);
 /* Another number of threads; only while no executor has been made on this context. */

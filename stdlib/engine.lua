@@ -7,6 +7,7 @@ local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
+local strategies = require "dtrain.strategy"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
 
@@ -15,13 +16,13 @@ Engine.__index = Engine
 
 local M = {}
 
--- where = { ranks, rank }: whose part of the data.
+-- where = job:where_is(rank, ranks): whose part of the data.
 local function loader_of(job, set, start, eval, where)
-  return core.loader(set.core, { global = job.batch.global, micro = job:rows(where.ranks), seed = job.run_seed,
-    start = start, shuffle = not eval, eval = eval, rank = where.rank, size = where.ranks })
+  return core.loader(set.core, { global = job.batch.global, micro = job:rows(where.replicas), seed = job.run_seed,
+    start = start, shuffle = not eval, eval = eval, rank = where.data, size = where.replicas })
 end
 
-local function here() return { ranks = core.size(), rank = core.rank() } end
+local function here(job) return job:where_is(core.rank(), core.size()) end
 
 -- Rows of a full microbatch first, then the other sizes that this rank meets.
 local function sizes_of(loader, rows)
@@ -30,22 +31,22 @@ local function sizes_of(loader, rows)
   return out
 end
 
---- Every plan of one rank among where.ranks: { main, train = plans (main first), eval = { { rows, plan } ... }, places =
+--- Every plan of the rank at `where` (job:where_is): { main, train = plans (main first), eval = { { rows, plan } ... }, places =
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
 --- it, so that the memory that is planned is the memory that is allocated.
 function M.plans(job, where)
   local function how(rows, layout)
-    return { rows = rows, ranks = where.ranks, rank = where.rank, threads = core.threads(), layout = layout }
+    return { rows = rows, where = where, threads = core.threads(), layout = layout }
   end
   local loader = loader_of(job, job.data.train, 0, false, where)
   local p = { train = {}, eval = {}, steps_per_epoch = loader:steps_per_epoch() }
-  for i, rows in ipairs(sizes_of(loader, job:rows(where.ranks))) do
+  for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do
     local plan, own = trace.train(job, how(rows, p.main))
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
   if job.eval.data then
-    for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.ranks))) do
+    for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.replicas))) do
       local plan, places = trace.eval(job, how(rows, p.main))
       p.eval[i], p.places = { rows, plan }, places
     end
@@ -53,11 +54,15 @@ function M.plans(job, where)
   return p
 end
 
---- What makes two ranks' plans equal: the sizes of their microbatches.
+--- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places on the mesh's
+--- other axes.
 function M.plan_key(job, where)
   local out = { table.concat(sizes_of(loader_of(job, job.data.train, 0, false, where), 0), " ") }
   if job.eval.data then
     out[2] = table.concat(sizes_of(loader_of(job, job.eval.data, 0, true, where), 0), " ")
+  end
+  for _, axis in ipairs(where.mesh) do
+    if axis.name ~= "data" then out[#out + 1] = strategies.coord(where.mesh, where.rank, axis.name) end
   end
   return table.concat(out, ";")
 end
@@ -78,18 +83,11 @@ local function numel(shape)
   return n
 end
 
-local function check_size(job)
-  local want, have = job.parallel.data, core.size()
-  if want ~= "auto" and want ~= have then
-    util.fail_at(job.where, "dt.job: parallel: data = %d, but %d rank%s run; mpirun -n %d or data = \"auto\" would do", want,
-      have,
-      have == 1 and "" or "s", want)
-  end
-  local n = job.data.train:count()
+local function check_size(job, where)
+  local n, have = job.data.train:count(), where.replicas
   if n < have then
     util.fail_at(job.where, "%d ranks share %d sample%s; start at most %d rank%s or give more data", have, n,
-      n == 1 and "" or "s", n,
-      n == 1 and "" or "s")
+      n == 1 and "" or "s", n, n == 1 and "" or "s")
   end
 end
 
@@ -100,13 +98,14 @@ function M.new(job)
   local options = cli.options()
   job.run_seed = options.seed or job.seed
   core.ctx { threads = options.threads or 0, seed = job.run_seed }
-  check_size(job)
+  local where = here(job)
+  check_size(job, where)
   local self = setmetatable({ job = job, options = options, step_number = 0, version = 0 }, Engine)
   self.out = options.out or job.out
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
 
-  local plans = M.plans(job, here())
+  local plans = M.plans(job, where)
   self.plan, self.places, self.steps_per_epoch = plans.main, plans.places, plans.steps_per_epoch
   self.steps = job:total(self.steps_per_epoch, options)
   self.nominal = job.batch.global
@@ -119,7 +118,7 @@ function M.new(job)
   self.start = self:resume(options.resume)
   self.step_number = self.start
   self.record = records.new(self)
-  self.loader = loader_of(job, job.data.train, self.start, false, here())
+  self.loader = loader_of(job, job.data.train, self.start, false, where)
   for _, m in ipairs(trace.modules(job)) do
     modules.base.each_parameter(m[2], function(_, p) p.engine = self end)
   end
@@ -197,7 +196,7 @@ function Engine:eval()
     util.fail("engine:eval: the job has no evaluation data; give data a split or eval = { data = ... }")
   end
   local set = self.job.eval.data
-  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here()))
+  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here(self.job)))
   local out = {}
   for i, metric in ipairs(self.job.eval.metrics) do
     local place = self.places[i]

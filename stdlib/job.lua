@@ -4,6 +4,7 @@ local data = require "dtrain.data"
 local define = require "dtrain.optim.define"
 local metrics = require "dtrain.metrics"
 local schedule = require "dtrain.optim.schedule"
+local strategies = require "dtrain.strategy"
 local util = require "dtrain.util"
 
 local Job = { __name = "job" }
@@ -12,37 +13,6 @@ Job.__index = Job
 local M = {}
 
 function M.is(x) return getmetatable(x) == Job end
-
-local function check_parallel(p)
-  local o = util.options("dt.job: parallel", p, { { "data", "string|count", "auto" }, { "tensor", "count", 1 },
-    { "pipeline", "count", 1 }, { "sequence", "count", 1 }, { "expert", "count", 1 }, { "zero", "integer", 0 },
-    { "schedule", "any" }, { "gradient", "table" } })
-  if type(o.data) == "string" and o.data ~= "auto" then
-    util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(o.data))
-  end
-  for _, axis in ipairs { "tensor", "pipeline", "sequence", "expert" } do
-    if o[axis] > 1 then
-      util.fail("dt.job: parallel: %s = %d is not available; %s = 1 with data = \"auto\" works (data parallelism)",
-        axis, o[axis],
-        axis)
-    end
-  end
-  if o.zero ~= 0 then
-    util.fail("dt.job: parallel: zero = %d is not available; zero = 0 works (every rank holds the optimizer's states)",
-      o.zero)
-  end
-  if o.schedule ~= nil then
-    util.fail("dt.job: parallel: schedule orders pipeline stages, which are not available; leave it out")
-  end
-  local g = util.options("dt.job: parallel: gradient", o.gradient, { { "bucket_mb", "positive", 25 },
-    { "first_bucket_mb", "positive", 1 }, { "dtype", "string", choices = { "f32", "bf16", "f16" } },
-      { "hook", "any" } })
-  if g.hook ~= nil then
-    util.fail("dt.job: parallel: gradient: hooks are not available; dtype = \"bf16\" sends 16-bit gradients")
-  end
-  o.gradient = g
-  return o
-end
 
 local function check_batch(b)
   if type(b) == "number" then b = { global = b } end
@@ -93,7 +63,7 @@ function M.job(given)
   self.where = util.frame()
   self.batch = check_batch(o.batch)
   self.clip = check_clip(o.clip)
-  self.parallel = check_parallel(o.parallel)
+  self.parallel = strategies.new(o.parallel)
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)
   if not define.is(o.optimizer) then util.fail("dt.job: optimizer wants e.g. optim.AdamW { lr = 3e-4 }") end
@@ -123,9 +93,17 @@ end
 --- A field { name, dtype, shape } of the training set, or nil.
 function Job:field(name) return field(self.data.train, name) end
 
---- Rows of a full microbatch on `ranks` ranks: batch.micro, at most a rank's part of the global batch.
-function Job:rows(ranks)
-  local part = math.max(1, -(-math.min(self.batch.global, self.data.train:count()) // ranks))
+--- Where a rank among `ranks` stands: { ranks, rank, mesh, data = its coordinate on the axis "data", replicas = that
+--- axis's size }.
+function Job:where_is(rank, ranks)
+  local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
+  local data_at, replicas = strategies.coord(mesh, rank, "data")
+  return { ranks = ranks, rank = rank, mesh = mesh, data = data_at, replicas = replicas }
+end
+
+--- Rows of a full microbatch on so many replicas: batch.micro, at most a replica's part of the global batch.
+function Job:rows(replicas)
+  local part = math.max(1, -(-math.min(self.batch.global, self.data.train:count()) // replicas))
   return math.min(self.batch.micro or part, part)
 end
 

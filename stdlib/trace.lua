@@ -56,37 +56,31 @@ local function forward(job, graph, rows)
 end
 
 local function compile(job, graph, how, train)
-  local g = job.parallel.gradient
-  return graph:compile {
-    train = train, precision = job.precision, comm_dtype = g.dtype or "f32", bucket_mb = g.bucket_mb,
-    first_bucket_mb = g.first_bucket_mb, rows = how.rows, rank = how.rank, threads = how.threads, clip = job.clip.norm,
-    clip_value = job.clip.value, layout = how.layout, ranks = how.ranks,
-  }
+  local o = { train = train, precision = job.precision, rows = how.rows, rank = how.where.rank, threads = how.threads,
+    clip = job.clip.norm, clip_value = job.clip.value, layout = how.layout, ranks = how.where.ranks }
+  job.parallel:compile(o, how.where.mesh)
+  return graph:compile(o)
 end
 
 local function within(job, how, training, f)
-  local graph = core.graph { rows = how.rows, mesh = { { name = "data", size = how.ranks } } }
+  local graph = core.graph { rows = how.rows, mesh = how.where.mesh }
   local s = { graph = graph, symbols = {}, training = training, label = "the job's model" }
-  local old = util.fallback
-  util.fallback = job.where
-  local results = table.pack(pcall(scope.with, s, function()
+  return util.at(job.where, scope.with, s, function()
     local optimizer = job.optimizer
     for _, m in ipairs(trace.modules(job)) do
       trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end)
     end
     return f(graph)
-  end))
-  util.fallback = old
-  if not results[1] then error(results[2], 0) end
-  return table.unpack(results, 2, results.n)
+  end)
 end
 
---- The training plan for microbatches of how.rows samples; how = { rows, ranks, rank, threads, layout = plan or nil }.
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
 --- Returns the plan and whether the loss counts its own labels.
 function trace.train(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
+    job.parallel:place(graph, how.where.mesh)
     graph:grad()
     for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
       job.optimizer:trace(graph, entry)
@@ -116,6 +110,7 @@ function trace.eval(job, how)
         places[i].count = n
       end
     end
+    job.parallel:place(graph, how.where.mesh)
     return compile(job, graph, how, false), places
   end)
 end

@@ -35,6 +35,16 @@ end
 
 function util.fail(fmt, ...) util.fail_at(nil, fmt, ...) end
 
+--- Calls f(...) with `where` as the position of errors that no frame of the script gives one.
+function util.at(where, f, ...)
+  local old = util.fallback
+  util.fallback = where
+  local results = table.pack(pcall(f, ...))
+  util.fallback = old
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
 --- Keys of a table in a fixed order: numbers ascending, then strings. The only walk over a hash in this library.
 function util.keys(t)
   local list = {}
@@ -68,6 +78,11 @@ function util.map(list, f)
   local out = {}
   for i = 1, #list do out[i] = f(list[i], i) end
   return out
+end
+
+function util.contains(list, x)
+  for _, v in ipairs(list) do if v == x then return true end end
+  return false
 end
 
 --- Whether x can be called: a function, or a table with __call.

@@ -113,17 +113,15 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       c->pool = x->ctx->pool;
       c->tick = &x->tick;
       if (ins->kind == DT_I_COMM) {
-        q->job = (dt_commjob){.comm = x->ctx->comm,
-                              .in = in[0].p,
-                              .out = c->out[0].p,
-                              .n = ins->count,
-                              .dtype = in[0].t.dtype,
-                              .op = (dt_red)ins->red};
+        q->job = (dt_commjob){
+            .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
+        DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, ins->group, &q->job.comm, e));
         switch (ins->op) {
           case DT_OP_all_reduce: q->job.kind = DT_CJ_ALL_REDUCE; break;
-          case DT_OP_broadcast:
-            q->job.kind = DT_CJ_BROADCAST, q->job.n = dt_nbytes(&in[0].t), q->job.root = (int)ins->attr[1].i;
-            break;
+          case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
+          case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
+          case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
+          case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
           default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
         }
         continue;
@@ -188,6 +186,11 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
     x->window = w;
     x->base[DT_REG_GRAD] = x->window;
     x->base[DT_REG_COMM] = x->window + r[DT_REG_GRAD];
+  }
+  for (int k = 0; k < x->nplan; k++) { /* communicators, in the order that all ranks share */
+    const dt_graph *g = x->b[k].plan->g;
+    dt_comm *c;
+    for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
   }
   if (tickets) DT_TRY((x->queue = dt_commq_new(e)) ? DT_OK : e->code);
   x->ticket = dt_xalloc(sizeof(uint64_t) * (size_t)(tickets + 1));

@@ -17,6 +17,23 @@ typedef struct dt_mesh {
   char name[DT_MAX_AXES][16]; /* "data", "tensor", "pipeline", ... outermost first */
   int size[DT_MAX_AXES];
 } dt_mesh;
+int dt_mesh_ranks(const dt_mesh *m);                     /* product of the sizes */
+int dt_mesh_axis(const dt_mesh *m, const char *name);    /* index of an axis, -1 when there is none */
+int dt_mesh_size(const dt_mesh *m, const char *name);    /* its size, 1 when there is none */
+int dt_mesh_coord(const dt_mesh *m, int rank, int axis); /* rank's coordinate on an axis; 0 for axis -1 */
+int dt_mesh_rank(const dt_mesh *m, const int *coord);    /* rank at the coordinates [naxes] */
+
+/* Who takes part in a communication: ranks that differ only in their coordinates on `axes` (a bit mask). part > 0: blocks of
+ * that many neighbours among them; part < 0: those at the same place of every such block. stages != 0: only these coordinates
+ * (a bit mask) of the axis "pipeline", which is among `axes`. */
+typedef struct dt_group {
+  int axes, part;
+  uint64_t stages;
+} dt_group;
+/* How many ranks are together, and rank's colour among the groups (-1: in none) and key for a split. */
+int dt_group_size(const dt_mesh *m, dt_group g);
+void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key);
+
 typedef enum { DT_R, DT_S, DT_P } dt_place_kind; /* replicated, sharded by a dim, partial sum */
 typedef struct dt_place {
   uint8_t kind, dim, red;
@@ -34,10 +51,10 @@ typedef enum { DT_STREAM_COMPUTE, DT_STREAM_COMM, DT_STREAM_COPY } dt_stream;
 
 typedef enum dt_level {
   DT_TRACED,
+  DT_PLACED,
   DT_DIFFED,
   DT_UPDATED,
   DT_PRECISE,
-  DT_PLACED,
   DT_RECOMPUTED,
   DT_STAGED,
   DT_FUSED,
@@ -110,6 +127,7 @@ typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
   dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
+  int partial; /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
   bool trainable;
   dt_init init;
   int group;    /* optimizer group */
@@ -182,6 +200,7 @@ typedef struct dt_graph {
   int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
   bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
+  DT_VEC(dt_group) group; /* of all communication, of every stage, in the order in which communicators are made */
   const char *file;
   int line;       /* position given to new nodes */
   dt_phase phase; /* phase given to new nodes */
@@ -281,6 +300,10 @@ const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown *
 /* list attribute at slot s: attr[s].i is the count, attr[s+1..] the numbers */
 
 dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
+
+/* The group of a communication node, and a node's setting of it (also enlists it in g->group). */
+dt_group dt_node_group(const dt_node *n);
+void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group);
 
 /* ---- verifier and printer ---- */
 /* What may occur at g->level: types agree with shape rules, phases don't run backwards, level's forbidden ops are absent. */

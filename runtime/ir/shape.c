@@ -393,46 +393,39 @@ dt_status shape_pack(dt_shape_ctx *s) {
   return one(s, dt_type_make(s->in[0]->dtype, 1, &n));
 }
 
-/* ---- communication; sizes are those of one rank ---- */
-static dt_status comm_dim(dt_shape_ctx *s, dt_attr *dim, int64_t n) {
-  DT_TRY(shape_dim(s, dim, s->in[0]));
-  if (n < 1) return fail(s, "n is %lld ranks, but must be 1 or more", (long long)n);
-  return DT_OK;
-}
-static dt_status divides(dt_shape_ctx *s, int64_t dim, int64_t n) {
-  int64_t d = s->in[0]->dim[dim];
-  if (d % n == 0) return DT_OK;
-  return fail(s, "dim %lld of %s does not divide by %lld ranks; %lld or %lld would", (long long)dim,
-              shape_text(s->in[0]).s, (long long)n, (long long)(d / n * n), (long long)((d / n + 1) * n));
+/* ---- communication; sizes are those of one rank, dim 0 is cut or joined; attribute `n`: ranks of the group ---- */
+static dt_status comm_ranks(dt_shape_ctx *s, int64_t *n, bool divides) {
+  const dt_type *t = s->in[0];
+  *n = s->attr[dt_op_attr(s->opid, "n")->slot].i;
+  if (*n < 1) return fail(s, "n is %lld ranks, but must be 1 or more", (long long)*n);
+  if (!t->nd) return fail(s, "a scalar has no dim 0 to cut or join; reshape it first");
+  if (!divides || t->dim[0] % *n == 0) return DT_OK;
+  int64_t d = t->dim[0];
+  return fail(s, "dim 0 of %s does not divide by %lld ranks; %lld or %lld would", shape_text(t).s, (long long)*n,
+              (long long)(d / *n * *n), (long long)((d / *n + 1) * *n));
 }
 
-/* reduce_scatter: dim is divided by n */
+/* reduce_scatter: dim 0 is divided by n */
 dt_status shape_comm_shrink(dt_shape_ctx *s) {
-  dt_attr *dim = &s->attr[2];
-  int64_t n = s->attr[3].i;
+  int64_t n;
   dt_type t = *s->in[0];
-  DT_TRY(comm_dim(s, dim, n));
-  DT_TRY(divides(s, dim->i, n));
-  t.dim[dim->i] /= n;
+  DT_TRY(comm_ranks(s, &n, true));
+  t.dim[0] /= n;
   return one(s, t);
 }
 
-/* all_gather: dim is multiplied by n */
+/* all_gather: dim 0 is multiplied by n */
 dt_status shape_comm_grow(dt_shape_ctx *s) {
+  int64_t n;
   dt_type t = *s->in[0];
-  DT_TRY(comm_dim(s, &s->attr[1], s->attr[2].i));
-  t.dim[s->attr[1].i] *= s->attr[2].i;
+  DT_TRY(comm_ranks(s, &n, false));
+  t.dim[0] *= n;
   return one(s, t);
 }
 
-/* all_to_all: a tensor sharded along `from` becomes sharded along `to` */
+/* all_to_all: block i of dim 0 goes to rank i */
 dt_status shape_comm_turn(dt_shape_ctx *s) {
-  dt_type t = *s->in[0];
-  int64_t n = s->attr[3].i;
-  DT_TRY(comm_dim(s, &s->attr[1], n));
-  DT_TRY(comm_dim(s, &s->attr[2], n));
-  DT_TRY(divides(s, s->attr[2].i, n));
-  t.dim[s->attr[1].i] *= n;
-  t.dim[s->attr[2].i] /= n;
-  return one(s, t);
+  int64_t n;
+  DT_TRY(comm_ranks(s, &n, true));
+  return one(s, *s->in[0]);
 }

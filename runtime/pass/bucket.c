@@ -26,12 +26,6 @@ static int by_group(const void *a, const void *b) {
   return x->group != y->group ? x->group - y->group : by_ready(a, b);
 }
 
-static int data_axis(const dt_graph *g) {
-  for (int a = 0; a < g->mesh.naxes; a++)
-    if (!strcmp(g->mesh.name[a], "data")) return a;
-  return -1;
-}
-
 static int64_t round_up(int64_t x, int64_t m) { return (x + m - 1) / m * m; }
 
 void dt_layout_fini(dt_layout *l) {
@@ -65,8 +59,7 @@ static dt_status make_layout(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err
     }
   }
   qsort(sl, (size_t)np, sizeof *sl, by_ready);
-  int data = data_axis(g);
-  int64_t pad = (int64_t)ALIGN * (data >= 0 ? g->mesh.size[data] : 1), esize = (int64_t)dt_dtype_size(dtype);
+  int64_t pad = (int64_t)ALIGN * dt_mesh_size(&g->mesh, "data"), esize = (int64_t)dt_dtype_size(dtype);
   l->n = np;
   l->dtype = dtype;
   l->name = dt_xalloc(sizeof(char *) * (size_t)(np + 1));
@@ -331,8 +324,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   if (s->layout) copy_layout(s->layout, l);
   else DT_TRY(make_layout(g, s, l, e));
   DT_TRY(follow_layout(g, l, e));
-  int np = g->param.n, data = data_axis(g);
-  bool shared = data >= 0 && g->mesh.size[data] > 1;
+  int np = g->param.n, data = dt_mesh_axis(&g->mesh, "data");
+  bool shared = dt_mesh_size(&g->mesh, "data") > 1;
   int nstate = 0, n0 = g->val.n;
   for (int i = 0; i < np; i++)
     if (g->param.p[i].nstate > nstate) nstate = g->param.p[i].nstate;
@@ -403,7 +396,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
       }
       dt_attr c[DT_MAX_ATTR];
       dt_op_defaults(DT_OP_all_reduce, c);
-      c[0].i = 1 << data;
+      dt_group_set(g, c, (dt_group){.axes = 1 << data});
       dt_val r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
       dt_node *n = dt_node_of(g, r);
       n->flags |= DT_NODE_LAST_MICRO;

@@ -142,8 +142,8 @@ static dt_status differentiate(back *b, dt_err *e) {
 }
 
 dt_status dt_pass_grad(dt_graph *g, dt_err *e) {
-  if (g->level != DT_TRACED)
-    return dt_fail(e, DT_EBUG, NULL, "grad: the graph is %s, not traced", dt_level_name[g->level]);
+  if (g->level > DT_PLACED)
+    return dt_fail(e, DT_EBUG, NULL, "grad: the graph is %s, not traced or placed", dt_level_name[g->level]);
   if (g->loss < 0) return dt_fail(e, DT_EUSER, NULL, "there is no loss; return a scalar from the loss function");
   const dt_type *t = dt_type_of(g, g->loss);
   if (t->nd != 0 || !dt_is_float(t->dtype)) {

@@ -1,7 +1,10 @@
 /* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
  * that dt_verify accepts. Rank is in the spec, never a global.
  *
- *   trace (Lua) -> grad -> update -> precision -> place -> recompute -> stage -> fuse -> bucket -> order -> memory -> plan */
+ *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> fuse -> bucket -> order -> memory -> plan
+ *
+ * place comes first: it turns the traced graph, in whole shapes, into one rank's, and the collectives that it inserts have gradient
+ * rules like any op, so that grad and everything after it sees local tensors only. */
 #ifndef DT_PASS_H
 #define DT_PASS_H
 #include "../ir/ir.h"

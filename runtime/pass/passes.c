@@ -8,8 +8,11 @@ static const struct pass {
   const char *name;
   dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
 } passes[] = {
-    {"precision", dt_pass_precision}, {"place", dt_pass_place}, {"recompute", dt_pass_recompute},
-    {"stage", dt_pass_stage},         {"fuse", dt_pass_fuse},   {"bucket", NULL},
+    {"precision", dt_pass_precision},
+    {"recompute", dt_pass_recompute},
+    {"stage", dt_pass_stage},
+    {"fuse", dt_pass_fuse},
+    {"bucket", NULL},
     {"order", dt_pass_order},
 };
 

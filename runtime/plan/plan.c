@@ -82,8 +82,8 @@ static void lower(dt_plan *p) {
     for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[n->nin + o], &x.addr[n->nin + o]);
     if (op->flags & OP_COMM) {
       x.kind = DT_I_COMM;
-      x.axes = (int)n->attr[0].i;
-      x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[1].i : 0;
+      x.group = dt_node_group(n);
+      x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
       x.count = dt_numel(&g->val.p[n->in[0]].t);
       if (!(n->flags & DT_NODE_INLINE)) {
         x.ticket = ++ticket;
@@ -99,6 +99,14 @@ static void lower(dt_plan *p) {
   dt_vec_free(&tickets);
 }
 
+static void group_text(const dt_graph *g, dt_group group, dt_str *out) {
+  for (int a = 0; a < g->mesh.naxes; a++)
+    if (group.axes >> a & 1) dt_str_add(out, " %s", g->mesh.name[a]);
+  if (group.part > 0) dt_str_add(out, " in blocks of %d", group.part);
+  if (group.part < 0) dt_str_add(out, " across blocks of %d", -group.part);
+  if (group.stages) dt_str_add(out, " of stages %#llx", (unsigned long long)group.stages);
+}
+
 static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
   char t[96];
   if (x->kind == DT_I_WAIT) {
@@ -111,8 +119,7 @@ static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
                x->addr[k].region, (long long)x->addr[k].off);
   if (x->kind == DT_I_COMM) {
     dt_str_add(out, " over");
-    for (int a = 0; a < g->mesh.naxes; a++)
-      if (x->axes >> a & 1) dt_str_add(out, " %s", g->mesh.name[a]);
+    group_text(g, x->group, out);
     if (x->ticket) dt_str_add(out, " ticket %d", x->ticket);
   }
   if (x->vm)
@@ -151,8 +158,7 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       static const char *const red[] = {"sum", "max", "min", "mean"};
       const dt_type *t = &x->view[0].t;
       dt_str_add(out, "%s", dt_op(x->op)->name);
-      for (int a = 0; a < p->g->mesh.naxes; a++)
-        if (x->axes >> a & 1) dt_str_add(out, " %s", p->g->mesh.name[a]);
+      group_text(p->g, x->group, out);
       dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
                  x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",

@@ -24,7 +24,8 @@ typedef struct dt_instr {
   uint32_t acc, acc_first0;
   int64_t ws; /* workspace bytes */
   /* communication */
-  int axes, red, ticket; /* WAIT: waits for the instruction with this ticket */
+  dt_group group;
+  int red, ticket; /* WAIT: waits for the instruction with this ticket */
   int64_t count;
   const char *file;
   int line;

@@ -14,7 +14,8 @@ local function columns(job, ranks)
     return true
   end
   for rank = 0, ranks - 1 do
-    local key = engines.plan_key(job, { ranks = ranks, rank = rank })
+    local where = job:where_is(rank, ranks)
+    local key = engines.plan_key(job, where)
     if not known[key] then
       local plans = planned.plans(job, ranks, rank)
       known[key] = { engines.executor(plans):memory(), plans.main:flops() }
@@ -33,8 +34,9 @@ return function(words)
   local job, ranks = planned.job(words)
   local list = columns(job, ranks)
   if core.rank() ~= 0 then return 0 end
-  local micro = job:rows(ranks)
-  local steps = -(-job.batch.global // (micro * ranks))
+  local replicas = job:where_is(0, ranks).replicas
+  local micro = job:rows(replicas)
+  local steps = -(-job.batch.global // (micro * replicas))
   print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on each rank"):format(ranks, ranks == 1 and "" or "s",
     job.precision,
     job.batch.global, steps, steps == 1 and "" or "es", micro))

@@ -21,9 +21,11 @@ end
 
 --- The plans of one rank among `ranks` (engine.plans).
 function M.plans(job, ranks, rank)
-  local n = job.data.train:count()
-  if ranks > n then util.fail_at(job.where, "%d ranks share %d samples; plan for at most %d ranks", ranks, n, n) end
-  return engines.plans(job, { ranks = ranks, rank = rank })
+  local where, n = job:where_is(rank, ranks), job.data.train:count()
+  if where.replicas > n then
+    util.fail_at(job.where, "%d ranks share %d samples; plan for at most %d ranks", where.replicas, n, n)
+  end
+  return engines.plans(job, where)
 end
 
 return M

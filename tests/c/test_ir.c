@@ -213,13 +213,12 @@ static const char *const rules[][2] = {
     {"assign f32[2] f32[3]", "!assign: the new value is f32[3], but must be f32[2]"},
     /* communication */
     {"all_reduce f32[4,6] axes=1", "f32[4,6]"},
-    {"reduce_scatter f32[4,6] axes=1 dim=1 n=2", "f32[4,3]"},
+    {"reduce_scatter f32[4,6] axes=1 n=2", "f32[2,6]"},
     {"reduce_scatter f32[4,6] axes=1 n=3", "!reduce_scatter: dim 0 of [4,6] does not divide by 3 ranks; 3 or 6 would"},
     {"all_gather f32[4,6] axes=1 n=3", "f32[12,6]"},
-    {"all_gather f32[4,6] axes=1 dim=2 n=3", "!all_gather: [4,6] has no dim 2"},
-    {"all_to_all f32[4,6] axes=1 from=0 to=1 n=2", "f32[8,3]"},
-    {"all_to_all f32[4,6] axes=1 from=0 to=1 n=4",
-     "!all_to_all: dim 1 of [4,6] does not divide by 4 ranks; 4 or 8 would"},
+    {"all_gather f32[] axes=1 n=3", "!all_gather: a scalar has no dim 0 to cut or join; reshape it first"},
+    {"all_to_all f32[4,6] axes=1 n=2", "f32[4,6]"},
+    {"all_to_all f32[6,4] axes=1 n=4", "!all_to_all: dim 0 of [6,4] does not divide by 4 ranks; 4 or 8 would"},
     {"broadcast f32[4,6] axes=1", "f32[4,6]"},
     /* arity */
     {"add f32[2]", "!add: takes 2 tensors, got 1"},

@@ -88,8 +88,6 @@ local cases = {
   { "micro above global", 'job { batch = { global = 4, micro = 8 } } --!', "micro 8 is more than global 4" },
   { "a batch of 0", 'job { batch = 0 } --!', "at least 1" },
   { "a clip of 0", 'job { clip = 0 } --!', "clip wants a number above 0" },
-  { "tensor parallelism", 'job { parallel = { tensor = 2 } } --!', "not available; tensor = 1" },
-  { "a hook", 'job { parallel = { gradient = { hook = print } } } --!', "hooks are not available" },
   { "more ranks asked than run", 'return job { parallel = { data = 4 } } --!', "data = 4, but 1 rank run" },
   { "evaluation without data", 'job { eval = { every = 1 } } --!', "eval needs data" },
   { "warm-up beyond the end", 'optim.warmup_cosine { warmup = 10, total = 5 } --!', "must be more than warmup" },

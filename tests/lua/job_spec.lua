@@ -131,10 +131,6 @@ describe("dt.job", function()
         data = data.synthetic { inputs = { 2 }, targets = { 2 } } })
     end))
   end)
-  it("says what is not there", function()
-    assert.matches("tensor = 2 is not available", message(job, { parallel = { tensor = 2 } }))
-    assert.matches("zero = 1 is not available", message(job, { parallel = { zero = 1 } }))
-  end)
   it("counts epochs", function()
     local engine = dt.engine(dt.job { model = nn.Linear(2, 2), loss = nn.MSE(), batch = 32, optimizer = optim.SGD {},
       epochs = 2,

@@ -1,0 +1,65 @@
+/* The mesh of ranks: coordinates, and groups that communicate. Axis 0 is outermost: the last axis's neighbours have
+ * neighbouring ranks. Pure arithmetic; who opens communicators is session.c. */
+#include "ir.h"
+
+int dt_mesh_ranks(const dt_mesh *m) {
+  int n = 1;
+  for (int a = 0; a < m->naxes; a++) n *= m->size[a];
+  return n;
+}
+
+int dt_mesh_axis(const dt_mesh *m, const char *name) {
+  for (int a = 0; a < m->naxes; a++)
+    if (!strcmp(m->name[a], name)) return a;
+  return -1;
+}
+
+int dt_mesh_size(const dt_mesh *m, const char *name) {
+  int a = dt_mesh_axis(m, name);
+  return a < 0 ? 1 : m->size[a];
+}
+
+int dt_mesh_coord(const dt_mesh *m, int rank, int axis) {
+  if (axis < 0) return 0;
+  for (int a = m->naxes - 1; a > axis; a--) rank /= m->size[a];
+  return rank % m->size[axis];
+}
+
+int dt_mesh_rank(const dt_mesh *m, const int *coord) {
+  int r = 0;
+  for (int a = 0; a < m->naxes; a++) r = r * m->size[a] + coord[a];
+  return r;
+}
+
+int dt_group_size(const dt_mesh *m, dt_group g) {
+  int n = 1, pipeline = dt_mesh_axis(m, "pipeline");
+  for (int a = 0; a < m->naxes; a++)
+    if (g.axes >> a & 1) n *= a == pipeline && g.stages ? __builtin_popcountll(g.stages) : m->size[a];
+  return g.part > 0 ? g.part : g.part < 0 ? n / -g.part : n;
+}
+
+void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key) {
+  int inside = 0, outside = 0, pipeline = dt_mesh_axis(m, "pipeline");
+  for (int a = 0; a < m->naxes; a++) {
+    int c = dt_mesh_coord(m, rank, a);
+    if (g.axes >> a & 1) inside = inside * m->size[a] + c;
+    else outside = outside * m->size[a] + c;
+  }
+  *key = rank;
+  *color = outside;
+  if (g.part > 0) *color = outside * dt_mesh_ranks(m) + inside / g.part;
+  if (g.part < 0) *color = outside * dt_mesh_ranks(m) + inside % -g.part;
+  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, pipeline) & 1)) *color = -1;
+}
+
+dt_group dt_node_group(const dt_node *n) {
+  return (dt_group){(int)n->attr[0].i, (int)n->attr[1].i, (uint64_t)n->attr[2].i};
+}
+
+void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group) {
+  attr[0].i = group.axes, attr[1].i = group.part, attr[2].i = (int64_t)group.stages;
+  for (int i = 0; i < g->group.n; i++)
+    if (g->group.p[i].axes == group.axes && g->group.p[i].part == group.part && g->group.p[i].stages == group.stages)
+      return;
+  dt_vec_push(&g->group, group);
+}

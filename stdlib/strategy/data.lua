@@ -1,0 +1,22 @@
+-- Data parallelism: each rank of the axis "data" has its own samples; gradients are summed over it, bucket by bucket,
+-- overlapped with backward (Li et al. 2020).
+local util = require "dtrain.util"
+
+local D = { name = "data", options = { { "data", "string|count", "auto" }, { "gradient", "table" } } }
+
+--- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25, first_bucket_mb = 1, dtype = "f32" | "bf16" | "f16" } }
+function D.check(p)
+  if type(p.data) == "string" and p.data ~= "auto" then
+    util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(p.data))
+  end
+  p.gradient = util.options("dt.job: parallel: gradient", p.gradient, { { "bucket_mb", "positive", 25 },
+    { "first_bucket_mb", "positive", 1 }, { "dtype", "string", choices = { "f32", "bf16", "f16" } } })
+end
+
+function D.axis(p) return "data", p.data end
+
+function D.compile(o, p)
+  o.bucket_mb, o.first_bucket_mb, o.comm_dtype = p.gradient.bucket_mb, p.gradient.first_bucket_mb, p.gradient.dtype
+end
+
+return D

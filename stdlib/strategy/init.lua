@@ -1,0 +1,101 @@
+-- From `parallel = { ... }` to what the passes are told. A strategy is a table of functions, each of which may be
+-- missing; `strategies` lists the library's own in the order in which they act, and a script may add its own:
+--
+--   name                     for messages
+--   options                  rows of util.options: the keys of `parallel` that it reads
+--   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
+--   axis(p)                  name and size of the mesh axis that it adds, when larger than 1
+--   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
+--   compile(o, p, mesh)      adds to the options of graph:compile
+local util = require "dtrain.util"
+
+local M = {}
+
+local own = { "data", "zero", "tensor", "pipeline", "recompute" }
+local library = util.map(own, function(name) return require("dtrain.strategy." .. name) end)
+
+local Strategy = { __name = "strategy" }
+Strategy.__index = Strategy
+
+-- axes in the mesh's order, outermost first, when the script says nothing: stages far apart, tensor parts close together
+local order = { "pipeline", "data", "tensor" }
+
+--- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:place(graph, mesh),
+--- s:compile(options, mesh).
+function M.new(given)
+  local rows = { { "mesh", "table", order }, { "strategies", "table", {} } }
+  local list = table.move(library, 1, #library, 1, {})
+  for i, s in ipairs(given.strategies or {}) do
+    util.check(("dt.job: parallel: strategies[%d]"):format(i), s, "table")
+    list[#list + 1] = s
+  end
+  for _, s in ipairs(list) do
+    for _, row in ipairs(s.options or {}) do rows[#rows + 1] = row end
+  end
+  local self = setmetatable({ list = list, p = util.options("dt.job: parallel", given, rows) }, Strategy)
+  for _, s in ipairs(list) do if s.check then s.check(self.p) end end
+  return self
+end
+
+--- The mesh of so many ranks: { { name =, size = } ... }, outermost axis first. An error shows the equation.
+function Strategy:mesh(ranks)
+  local p, size, others, terms = self.p, {}, 1, {}
+  for _, s in ipairs(self.list) do
+    local name, n
+    if s.axis then name, n = s.axis(p) end
+    if name then size[name] = n end
+  end
+  for name, n in util.sorted(size) do
+    if name ~= "data" then
+      others = others * n
+      terms[#terms + 1] = ("%s %d"):format(name, n)
+    end
+  end
+  local product = #terms > 0 and table.concat(terms, " x ") or "1"
+  if p.data == "auto" then
+    if ranks % others ~= 0 then
+      local low = ranks // others * others
+      util.fail("dt.job: parallel: %d ranks do not divide by %s = %d; %s%d ranks would", ranks, product, others,
+        low > 0 and low .. " or " or "", low + others)
+    end
+    size.data = ranks // others
+  elseif p.data * others ~= ranks then
+    util.fail("dt.job: parallel: data = %d%s, but %d rank%s run; mpirun -n %d%s would do", p.data,
+      #terms > 0 and (", x %s = %d"):format(product, p.data * others) or "", ranks, ranks == 1 and "" or "s",
+      p.data * others, ranks % others == 0 and (' or data = "auto" (%d)'):format(ranks // others) or "")
+  end
+  local mesh, seen = {}, {}
+  for _, name in ipairs(p.mesh) do
+    if not size[name] and not util.contains(order, name) then
+      util.fail("dt.job: parallel: mesh: there is no axis %s; %s", util.show(name), util.suggest(tostring(name), order))
+    end
+    if seen[name] then util.fail("dt.job: parallel: mesh names the axis %q twice", name) end
+    seen[name] = true
+    if name == "data" or (size[name] or 1) > 1 then mesh[#mesh + 1] = { name = name, size = size[name] or 1 } end
+  end
+  for name, n in util.sorted(size) do
+    if not seen[name] then
+      util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %d; name every axis, outermost first",
+        name, n)
+    end
+  end
+  return mesh
+end
+
+--- The coordinate of a rank on an axis of a mesh (0 where there is no such axis), and the axis's size.
+function M.coord(mesh, rank, name)
+  for i = #mesh, 1, -1 do
+    if mesh[i].name == name then return rank % mesh[i].size, mesh[i].size end
+    rank = rank // mesh[i].size
+  end
+  return 0, 1
+end
+
+local function each(self, what, ...)
+  for _, s in ipairs(self.list) do if s[what] then s[what](...) end end
+end
+
+function Strategy:place(graph, mesh) each(self, "place", graph, self.p, mesh) end
+function Strategy:compile(options, mesh) each(self, "compile", options, self.p, mesh) end
+
+return M
