@@ -18,6 +18,7 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->hyper);
   dt_vec_free(&g->bucket);
   dt_vec_free(&g->group);
+  dt_vec_free(&g->segs);
   dt_vec_free(&g->output);
   dt_arena_fini(&g->mem);
   *g = (dt_graph){0};
