@@ -343,7 +343,11 @@ typedef struct placing {
 static void place_value(void *ctx, int axis, dt_place p) {
   placing *q = ctx;
   dt_attr a[DT_MAX_ATTR] = {{.i = axis}, {.i = p.kind == DT_S}, {.i = p.dim}};
+  dt_place was[DT_MAX_AXES];
+  memcpy(was, q->b->g->val.p[q->v].place, sizeof was);
+  was[axis] = p;
   q->v = dt_bn(q->b->g, DT_OP_place, &q->v, 1, a);
+  memcpy(q->b->g->val.p[q->v].place, was, sizeof was);
 }
 /* g:placed(symbol, { axis = "R" | "S(dim)" }) -> the symbol, lying there */
 static int g_placed(lua_State *L) {
@@ -374,7 +378,8 @@ static int g_localize(lua_State *L) {
   return 0;
 }
 
-/* g:nodes() -> list of { op =, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, dim =, where = } */
+/* g:nodes() -> list of { op =, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, placed = whether it
+ * was said where it lies } */
 static int g_nodes(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:nodes");
   lua_createtable(L, b->g->node.n, 0);
@@ -400,10 +405,12 @@ static int g_nodes(lua_State *L) {
       lua_rawseti(L, -2, d + 1);
     }
     lua_setfield(L, -2, "shape");
-    if (n->file) {
-      lua_pushfstring(L, "%s:%d", n->file, n->line);
-      lua_setfield(L, -2, "where");
-    }
+    for (int a = 0; a < b->g->mesh.naxes; a++)
+      if (v->place[a].kind == DT_S) {
+        lua_pushboolean(L, 1);
+        lua_setfield(L, -2, "placed");
+        break;
+      }
     lua_rawseti(L, -2, i + 1);
   }
   return 1;

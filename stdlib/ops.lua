@@ -261,7 +261,7 @@ for _, name in ipairs { "attention", "layer_norm", "rms_norm", "max_pool2d", "cr
   "unsqueeze",
   "squeeze", "flatten", "split", "chunk", "expand", "detach", "leaky_relu", "elu", "hardswish", "mish", "logsumexp",
     "var",
-  "std", "group_norm", "adaptive_avg_pool2d" } do
+  "std", "group_norm", "adaptive_avg_pool2d", "place" } do
   methods[name] = ops[name]
 end
 

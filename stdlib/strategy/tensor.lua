@@ -19,7 +19,7 @@ function T.axis(p) return "tensor", p.tensor end
 -- operations that a value passes divided by its last dim or by heads; others end a chain
 local inside = {}
 for name in ([[reshape permute split copy attention rotary dropout cast relu gelu gelu_tanh silu tanh sigmoid softplus
-  add sub mul div square abs sqrt neg exp maximum minimum clamp stop_gradient]]):gmatch "%S+" do inside[name] = true end
+  add sub mul div square abs sqrt neg exp maximum minimum clamp stop_gradient place]]):gmatch "%S+" do inside[name] = true end
 
 -- The products whose outputs reach node `n`'s input through such operations, and all nodes between; nil when
 -- something else does.
@@ -54,9 +54,9 @@ function T.place(graph, p)
   local function divide(id, dim, padded)
     by[id] = dim
     local w, b = weight(id), nodes[nodes[id].inputs[3]]
-    if w.op ~= "param" then return end
+    if w.op ~= "param" or w.placed then return end
     graph:place(w.name, { tensor = ("S(%d)"):format(dim) }, padded)
-    if b and dim == 0 then graph:place(b.name, { tensor = "S(0)" }) end
+    if b and b.op == "param" and dim == 0 then graph:place(b.name, { tensor = "S(0)" }, padded) end
   end
   local function only(between, last) -- what lies between is used nowhere else
     for id in util.sorted(between) do
@@ -65,16 +65,17 @@ function T.place(graph, p)
     return true
   end
   for i, n in ipairs(nodes) do
-    local found, between = nil, nil
+    local found, between = {}, nil
     if n.op == "linear" then found, between = feeders(nodes, n) end
-    if found and #found > 0 and not util.contains(util.map(found, function(f) return by[f] ~= nil end), true)
-        and only(between, i) then
+    local free = found and #found > 0 and only(between, i)
+    for _, f in ipairs(found or {}) do free = free and by[f] == nil end
+    if free then
       for _, f in ipairs(found) do divide(f, 0) end
       divide(i, 1)
     end
   end
   for i, n in ipairs(nodes) do
-    if n.op == "embedding" and weight(i).op == "param" then graph:place(weight(i).name, { tensor = "S(0)" }, true) end
+    if n.op == "embedding" and weight(i).op == "param" and not weight(i).placed then graph:place(weight(i).name, { tensor = "S(0)" }, true) end
     if n.op == "linear" and by[i] == nil and users[i] and nodes[users[i][1]].op == "cross_entropy" then
       divide(i, 0, true)
     end
