@@ -1,5 +1,6 @@
 -- The closed forms against the tables that their sources print (arXiv 2205.05198, table 4 and figures; arXiv
 -- 1910.02054, figure 1).
+require "dtrain"
 local formulas = require "dtrain.formulas"
 
 describe("formulas", function()
