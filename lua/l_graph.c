@@ -473,6 +473,70 @@ static int g_assign(lua_State *L) {
   return 0;
 }
 
+/* ---- blocks of the model ---- */
+/* g:block(name): what is traced from here on belongs to this block; g:block(): to none */
+static int g_block(lua_State *L) {
+  dtl_graph *b = check_graph(L, "graph:block");
+  dt_graph_block(b->g, lua_isnoneornil(L, 2) ? NULL : dtl_text(L, "graph:block", 1, 2));
+  return 0;
+}
+
+/* g:blocks() -> list of names in the order of their first operation */
+static int g_blocks(lua_State *L) {
+  dtl_graph *b = check_graph(L, "graph:blocks");
+  lua_createtable(L, b->g->block_name.n, 0);
+  for (int i = 0; i < b->g->block_name.n; i++) {
+    lua_pushstring(L, b->g->block_name.p[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+static void list_in(lua_State *L, const char *fn, const char *what, int i) {
+  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: %s must be a list, got %s", fn, what, dtl_kind(L, i));
+}
+
+/* g:recompute{ ops = { names }, segments = { number for each of g:blocks(), 0: keeps all }, communication = bool }: what backward makes
+ * again. With ops only their results (in the given segments, or everywhere); otherwise all of a segment but what leaves it. */
+static int g_recompute(lua_State *L) {
+  static const char fn[] = "graph:recompute";
+  dtl_graph *b = check_graph(L, fn);
+  int ops = 0, segments = 0;
+  dt_recompute r = {.on = true};
+  lua_settop(L, 2);
+  DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
+           {"communication", 'b', &r.communication, NULL});
+  if (ops) {
+    list_in(L, fn, "ops", ops);
+    r.by_op = true;
+    for (int i = 1; i <= (int)lua_rawlen(L, ops); i++) {
+      lua_rawgeti(L, ops, i);
+      const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "", *known[DT_NOPS];
+      int op = dt_op_find(name), n = 0;
+      for (int k = 1; k < DT_NOPS; k++) known[n++] = dt_op(k)->name;
+      if (op == DT_OP_none) {
+        const char *near = dt_nearest(name, known, n);
+        dtl_fail(L, "parallel: recompute: ops: there is no operation '%s'; did you mean '%s'? (docs/ops.md lists them)", name,
+                 near ? near : "gelu");
+      }
+      r.op[op] = true;
+      lua_pop(L, 1);
+    }
+  }
+  if (segments) {
+    list_in(L, fn, "segments", segments);
+    r.nsegment = b->g->block_name.n;
+    r.segment = dt_arena_alloc(&b->g->mem, sizeof *r.segment * (size_t)(r.nsegment + 1));
+    for (int i = 0; i < r.nsegment; i++) {
+      lua_rawgeti(L, segments, i + 1);
+      r.segment[i] = (int16_t)(lua_tointeger(L, -1) - 1);
+      lua_pop(L, 1);
+    }
+  }
+  b->g->recompute = r;
+  return 0;
+}
+
 /* ---- gradients and the update ---- */
 /* g:grads() -> list of { name =, grad = symbol, symbol = the same }, in the parameters' order; without those that get
  * none */
@@ -575,7 +639,7 @@ void dtl_open_graph(lua_State *L) {
                                     {"loss", g_loss},   {"assign", g_assign},     {"grad", g_grad},
                                     {"grads", g_grads}, {"update", g_update},     {"params", g_params},
                                     {"place", g_place}, {"placed", g_placed},     {"localize", g_localize},
-                                    {"nodes", g_nodes}, {"compile", dtl_compile}, {NULL, NULL}};
+                                    {"nodes", g_nodes}, {"block", g_block}, {"blocks", g_blocks}, {"recompute", g_recompute}, {"compile", dtl_compile}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

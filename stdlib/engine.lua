@@ -233,6 +233,10 @@ function Engine:store(p, tensor)
   p.data, p.version = tensor, self.version
 end
 
+--- The whole tensor of a parameter on rank 0; "grad:name": its gradient in the last step before clipping, nil when it gets none.
+--- All ranks call it, in the same order.
+function Engine:whole(name) return self.exec:get(name) end
+
 --- Name -> concrete tensor of parameters and buffers.
 function Engine:state() return modules.base.state(self.job.model) end
 

@@ -71,13 +71,12 @@ local function within(job, how, training, f)
     for _, m in ipairs(trace.modules(job)) do
       trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end)
     end
+    if M.is(job.model) then s.blocks, s.lists = M.base.blocks(job.model) end
     return f(graph)
   end)
 end
 
---- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
---- Returns the plan and whether the loss counts its own labels.
-function trace.train(job, how)
+local function train(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
@@ -88,6 +87,12 @@ function trace.train(job, how)
     end
     return compile(job, graph, how, true), count ~= nil
   end)
+end
+
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
+--- Returns the plan and whether the loss counts its own labels. A strategy with a limit to meet traces several times.
+function trace.train(job, how)
+  return util.at(job.where, job.parallel.fit, job.parallel, how, function() return train(job, how) end)
 end
 
 --- The evaluation plan of the job's metrics. Returns the plan and, for each metric, where its numbers are: { sum =

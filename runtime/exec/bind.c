@@ -69,7 +69,7 @@ static char *place(dt_exec *x, int k, dt_addr a) {
   return b->persist + a.off;
 }
 
-static dt_view view_at(dt_exec *x, int k, dt_val v) {
+dt_view dt_exec_view(dt_exec *x, int k, dt_val v) {
   const dt_graph *g = x->b[k].plan->g;
   const dt_value *a = &g->val.p[v], *r = &g->val.p[a->root];
   dt_view w = {.t = a->t};
@@ -87,9 +87,10 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++) b->input[i] = view_at(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
-  for (int i = 0; i < g->output.n; i++) b->output[i] = view_at(x, k, g->output.p[i]);
-  b->stats = g->stats >= 0 ? view_at(x, k, g->stats).p : NULL;
+  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->output.n; i++) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
+  b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
+  bool lost = false;
   for (int s = 0; s < 3; s++) {
     int n = p->seg[s].ins.n;
     b->seg[s] = dt_xalloc(sizeof(bound) * (size_t)(n + 1));
@@ -125,6 +126,7 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
           case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
           default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
         }
+        if (x->fault == DT_FAULT_SKIP_REDUCE && ins->flags & DT_NODE_LAST_MICRO && !lost) q->job.n = 0, lost = true;
         continue;
       }
       const dt_kernel *kern = &x->ctx->kernels[ins->op];
@@ -133,7 +135,7 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       if (kern->prepare) DT_TRY(kern->prepare(c, e));
       if (s == 2 && g->norm >= 0)
         for (int j = 0; j < ins->nout; j++)
-          if (c->out[j].p == view_at(x, k, g->norm).p) b->norm_at = i + 1;
+          if (c->out[j].p == dt_exec_view(x, k, g->norm).p) b->norm_at = i + 1;
     }
   }
   return DT_OK;
@@ -204,16 +206,16 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   dt_graph *gm = x->b[0].plan->g;
   for (int i = 0; i < g->param.n; i++) {
     dt_vec_push(&names, g->param.p[i].name);
-    dt_vec_push(&views, view_at(x, 0, g->param.p[i].val));
+    dt_vec_push(&views, dt_exec_view(x, 0, g->param.p[i].val));
   }
   for (int i = 0; i < g->buf.n; i++) {
     dt_vec_push(&names, dt_arena_printf(&gm->mem, "buffer:%s", g->buf.p[i].name));
-    dt_vec_push(&views, view_at(x, 0, g->buf.p[i].val));
+    dt_vec_push(&views, dt_exec_view(x, 0, g->buf.p[i].val));
   }
   for (int i = 0; i < g->param.n; i++)
     for (int s = 0; s < g->param.p[i].nstate; s++) {
       dt_vec_push(&names, dt_arena_printf(&gm->mem, "state:%s:%s", g->param.p[i].name, g->param.p[i].state_name[s]));
-      dt_vec_push(&views, view_at(x, 0, g->param.p[i].state[s]));
+      dt_vec_push(&views, dt_exec_view(x, 0, g->param.p[i].state[s]));
     }
   x->names = names.p, x->views = views.p, x->nnames = names.n;
   return DT_OK;
@@ -236,7 +238,7 @@ void dt_exec_unbind(dt_exec *x) {
   dt_commq_free(x->queue);
   if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
   drop_memory(x->arena, x->arena_bytes);
-  free(x->ticket), free(x->names), free(x->views), free(x->field_of);
+  free(x->ticket), free(x->names), free(x->views), free(x->field_of), free(x->grad);
 }
 
 /* ---- first values: keyed by (seed, name, element), so that they depend neither on ranks nor on threads ---- */
@@ -316,12 +318,12 @@ void dt_exec_init_values(dt_exec *x) {
     if (k == 0)
       for (int i = 0; i < g->param.n; i++) {
         const dt_param *p = &g->param.p[i];
-        first_param(x, p, view_at(x, 0, p->val));
+        first_param(x, p, dt_exec_view(x, 0, p->val));
         for (int s = 0; s < p->nstate; s++)
-          first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, view_at(x, 0, p->state[s]), "");
+          first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), "");
       }
     for (int i = 0; i < g->buf.n; i++)
       if (k == 0 || !shared_buffer(x, k, g, g->val.p[g->buf.p[i].val].root))
-        first_value(x, &g->buf.p[i].init, view_at(x, k, g->buf.p[i].val), g->buf.p[i].name ? g->buf.p[i].name : "");
+        first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val), g->buf.p[i].name ? g->buf.p[i].name : "");
   }
 }

@@ -78,6 +78,10 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   int64_t profile = 0;
   DT_TRY(dt_env_int("DT_PROFILE", 0, 2, &profile, e));
   x->profile = (int)profile;
+  static const char *const faults[] = {"", "skip_reduce", "lose_micro", "no_mean"};
+  const char *fault = dt_env("DT_FAULT");
+  for (int i = 1; fault && together && i < (int)(sizeof faults / sizeof *faults); i++)
+    if (!strcmp(fault, faults[i])) x->fault = i;
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
@@ -105,7 +109,29 @@ int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names;
   return x->nnames;
 }
+/* The last step's reduced mean gradient of a parameter, before clipping, in memory that the next call overwrites. */
+static dt_view gradient(dt_exec *x, const char *param) {
+  const dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (strcmp(p->name, param) || p->grad < 0) continue;
+    for (int b = 0; b < g->bucket.n; b++) {
+      if (p->flat < g->bucket.p[b].begin || p->flat >= g->bucket.p[b].end) continue;
+      dt_view w = dt_view_make(NULL, &g->val.p[p->val].t), from = dt_exec_view(x, 0, g->bucket.p[b].flat);
+      int64_t n = dt_numel(&w.t);
+      w.t.dtype = DT_F32;
+      free(x->grad);
+      w.p = x->grad = dt_xalloc(sizeof(float) * (size_t)(n + 1));
+      for (int64_t k = 0; k < n; k++)
+        x->grad[k] = (float)(dt_get(from.p, from.t.dtype, p->flat - g->bucket.p[b].begin + k) * x->inv_count);
+      return w;
+    }
+  }
+  return (dt_view){0};
+}
+
 dt_view dt_exec_get(dt_exec *x, const char *name) {
+  if (!strncmp(name, "grad:", 5)) return gradient(x, name + 5);
   for (int i = 0; i < x->nnames; i++)
     if (!strcmp(x->names[i], name)) return x->views[i];
   return (dt_view){0};
@@ -319,7 +345,8 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
     if (!b) return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch.micro[m].n);
     x->tick.micro = m;
     DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
-    DT_TRY(whole(x, b, 1, m == 0, m == batch.nmicro - 1, e));
+    bool lost = x->fault == DT_FAULT_LOSE_MICRO && m == 1;
+    DT_TRY(dt_exec_segment(x, b, 1, 0, b->plan->seg[1].ins.n, m == 0, m == batch.nmicro - 1, lost, e));
     stats[0] += b->stats[0], stats[1] += b->stats[1];
   }
   if (!batch.nmicro) { /* no samples here: zero gradients, every collective */
@@ -335,7 +362,9 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   info->count = stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && !f16) return diagnose(x, &batch, l, "the loss", info->loss, e);
-  write_hypers(x, stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0);
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
+  write_hypers(x, x->inv_count);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;
   DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, e));
   if (main->plan->g->norm >= 0) {

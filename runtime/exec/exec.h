@@ -4,6 +4,9 @@
 #include "../dt.h"
 
 enum { DT_MAX_PLANS = 24 };
+/* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
+ * summed where their mean is meant. On several ranks only. */
+typedef enum { DT_FAULT_NONE, DT_FAULT_SKIP_REDUCE, DT_FAULT_LOSE_MICRO, DT_FAULT_NO_MEAN } dt_fault;
 typedef struct bound { /* an instruction with its pointers */
   dt_call call;
   const dt_instr *ins;
@@ -43,12 +46,17 @@ struct dt_exec {
   dt_view *views;
   int nnames;
   int *field_of; /* scratch: loader field of each input */
+  double inv_count; /* what the last step's gradients were multiplied by */
+  float *grad;      /* the gradient that was asked for last */
+  int fault;        /* DT_FAULT, for tests */
 };
 
 /* bind.c: allocates, binds, initialises */
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
+/* where a value of plan k is */
+dt_view dt_exec_view(dt_exec *x, int k, dt_val v);
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* exec.c */

@@ -1,11 +1,5 @@
-/* recompute and stage for one stage that keeps everything. */
+/* stage for one stage. */
 #include "pass.h"
-
-dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e) {
-  (void)s, (void)e;
-  g->level = DT_RECOMPUTED;
-  return DT_OK;
-}
 
 dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_err *e) {
   (void)s, (void)e;

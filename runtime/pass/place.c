@@ -233,7 +233,7 @@ static dt_status visit(placer *p, dt_nid id) {
   const dt_op_info *o = dt_op(n.op);
   char where[300] = "";
   if (n.file) snprintf(where, sizeof where, "%s:%d", n.file, n.line);
-  g->file = n.file, g->line = n.line, g->phase = n.phase, p->op = o->name;
+  g->file = n.file, g->line = n.line, g->phase = n.phase, g->block = n.block, p->op = o->name;
 
   dt_type *in_t = dt_xalloc(sizeof *in_t * (size_t)(n.nin + 1)), out_t[DT_MAX_OUT];
   dt_place *in = dt_xalloc(sizeof *in * (size_t)(n.nin + 1)), *want = dt_xalloc(sizeof *want * (size_t)(n.nin + 1));
@@ -432,7 +432,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
       leave_to_buckets(&p);
       dt_graph_prune(g, g->node.n);
     }
-    g->file = file, g->line = line, g->phase = DT_FWD;
+    g->file = file, g->line = line, g->phase = DT_FWD, g->block = -1;
     free(p.whole), free(p.now);
     dt_vec_free(&p.memo);
   }

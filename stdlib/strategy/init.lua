@@ -7,6 +7,8 @@
 --   axis(p)                  name and size of the mesh axis that it adds, when larger than 1
 --   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
 --   compile(o, p, mesh)      adds to the options of graph:compile
+--   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
+--                            returns its results
 local util = require "dtrain.util"
 
 local M = {}
@@ -99,6 +101,16 @@ end
 function Strategy:localize(graph, where)
   each(self, "place", graph, self.p, where.mesh)
   graph:localize { rank = where.rank, sequence = self.p.sequence and { "tensor" } or nil }
+end
+
+function Strategy:fit(how, make)
+  for _, s in ipairs(self.list) do
+    if s.fit then
+      local inner = make
+      make = function() return s.fit(self.p, how, inner) end
+    end
+  end
+  return make()
 end
 
 function Strategy:compile(options, mesh) each(self, "compile", options, self.p, mesh) end
