@@ -80,6 +80,20 @@ static int l_graph(lua_State *L) {
   return 1;
 }
 
+/* g:clone() -> another graph with the same contents, to be compiled for another rank. It keeps g alive. */
+static int g_clone(lua_State *L) {
+  dtl_graph *b = check_graph(L, "graph:clone"), *c = lua_newuserdatauv(L, sizeof *c, 1);
+  *c = (dtl_graph){0};
+  luaL_setmetatable(L, DTL_GRAPH);
+  lua_getiuservalue(L, 1, 1);
+  lua_pushvalue(L, 1);
+  lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+  lua_setiuservalue(L, -2, 1);
+  c->g = dt_xalloc(sizeof *c->g);
+  dt_graph_clone(b->g, c->g);
+  return 1;
+}
+
 /* ---- leaves ---- */
 static bool has_name(const dt_graph *g, const char *name) {
   for (int i = 0; i < g->param.n; i++)
@@ -639,7 +653,8 @@ void dtl_open_graph(lua_State *L) {
                                     {"loss", g_loss},   {"assign", g_assign},     {"grad", g_grad},
                                     {"grads", g_grads}, {"update", g_update},     {"params", g_params},
                                     {"place", g_place}, {"placed", g_placed},     {"localize", g_localize},
-                                    {"nodes", g_nodes}, {"block", g_block}, {"blocks", g_blocks}, {"recompute", g_recompute}, {"compile", dtl_compile}, {NULL, NULL}};
+                                    {"nodes", g_nodes},
+                                    {"clone", g_clone}, {"block", g_block}, {"blocks", g_blocks}, {"recompute", g_recompute}, {"compile", dtl_compile}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

@@ -240,6 +240,8 @@ typedef struct dt_graph {
 
 void dt_graph_init(dt_graph *g);
 void dt_graph_fini(dt_graph *g);
+/* A copy that passes may change; texts and programs stay g's, which must outlive it. */
+void dt_graph_clone(const dt_graph *g, dt_graph *copy);
 
 /* Adds a node: checks arity, runs the shape rule (an error names the op, the shapes and what would fit), infers the placement
  * R. `attr` has DT_MAX_ATTR slots (dt_op_defaults fills them). out[] receives nout values. */
