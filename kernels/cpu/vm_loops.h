@@ -5,7 +5,7 @@
   static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm) { \
     const T i0 = (T)imm[0], i1 = (T)imm[1];                                                          \
     PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                            \
-    K_IVDEP for (int64_t i = 0; i < n; i++) {                                                        \
+    K_IVDEP _Pragma("GCC unroll 4") for (int64_t i = 0; i < n; i++) {                                \
       const T a = A, b = B, c = C;                                                                   \
       (void)a, (void)b, (void)c;                                                                     \
       d[i] = __VA_ARGS__;                                                                            \
