@@ -195,7 +195,9 @@ static void v_merge(const dt_vm *vm, v_code *code, const v_value *val) {
       const v_value *x = &val[s->arg[k]];
       if (x->def < 0 || x->scalar || x->reads > 1 || code[x->def].op != DT_EW_mul) continue;
       v_code *product = &code[x->def];
-      *s = (v_code){s->op == DT_EW_add ? V_MULADD : k == 0 ? V_MULSUB : V_NMULADD,
+      *s = (v_code){s->op == DT_EW_add ? V_MULADD
+                    : k == 0           ? V_MULSUB
+                                       : V_NMULADD,
                     {product->arg[0], product->arg[1], s->arg[1 - k]}};
       product->op = -1;
     }
