@@ -34,8 +34,8 @@
 #include "../elementwise.def"
 #undef EW
 #undef m_round
-V_ARITY_3(muladd, a * b + c)
-V_ARITY_3(mulsub, a * b - c)
+V_ARITY_3(muladd, a *b + c)
+V_ARITY_3(mulsub, a *b - c)
 V_ARITY_3(nmuladd, c - a * b)
 
 #define V_CAST(fname, ...) V_FN(fname, , pa[i], 0, 0, __VA_ARGS__)
@@ -61,9 +61,7 @@ static F(v_loop) *const F(v_loops)[V_NOPS][8] = {
 #define EW(name, nin, ...) V_TABLE_##nin(name),
 #include "../elementwise.def"
 #undef EW
-    [V_MULADD] = V_TABLE_3(muladd),
-    [V_MULSUB] = V_TABLE_3(mulsub),
-    [V_NMULADD] = V_TABLE_3(nmuladd)};
+    [V_MULADD] = V_TABLE_3(muladd), [V_MULSUB] = V_TABLE_3(mulsub), [V_NMULADD] = V_TABLE_3(nmuladd)};
 static F(v_loop) *const
     F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64), F(to_f16), F(to_bf16), F(to_f32), F(to_f64)};
 
