@@ -128,6 +128,19 @@ function cli.options()
   return o
 end
 
+--- The number of ranks that a script is to be written for: those that run, or those that `plan` and `explain` are
+--- asked about, also where --ranks stands behind the script's name.
+function cli.world()
+  if cli.verb == "plan" or cli.verb == "explain" then
+    local n = cli.given.ranks
+    for i, word in ipairs(cli.words or {}) do
+      if cli.name(word) == "ranks" then n = cli.value(cli.words, i, "count", "--ranks") end
+    end
+    if n then return n end
+  end
+  return require "dtrain.core".size()
+end
+
 --- The help lines of dtrain's own options.
 function cli.help_lines()
   local out = {}

@@ -42,6 +42,11 @@ struct dt_exec {
   dt_view *views;
   int nnames;
   int *field_of; /* scratch: loader field of each input */
+  struct {       /* the step under way */
+    dt_batch batch;
+    double begun, stats[2];
+    int micro, at; /* microbatches begun; instruction where backward goes on, -1 before forward */
+  } now;
 };
 
 /* bind.c: allocates, binds, initialises */
