@@ -273,6 +273,9 @@ function Engine:eval()
   if not self.job.eval.data then
     util.fail("engine:eval: the job has no evaluation data; give data a split or eval = { data = ... }")
   end
+  if self.pieces and self.pieces.wants == "backward" then
+    util.fail("engine:eval between forward and backward would overwrite what backward needs; call it after engine:step()")
+  end
   local set = self.job.eval.data
   local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here(self.job)))
   local out = {}
