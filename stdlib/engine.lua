@@ -95,6 +95,7 @@ end
 function M.new(job)
   if not jobs.is(job) then util.fail("dt.engine wants a job made by dt.job, got %s (%s)", util.show(job),
     util.kind(job)) end
+  if cli.capture then error(job, 0) end -- plan and explain want the job, not the loop
   local options = cli.options()
   job.run_seed = options.seed or job.seed
   core.ctx { threads = options.threads or 0, seed = job.run_seed }

@@ -11,7 +11,7 @@ local args = dt.args { deepspeed_config = here .. "deepspeed_mnist.json", epochs
 local function set(name)
   return data.idx { images = args.dir .. "/" .. name .. "-images-idx3-ubyte.gz",
     labels = args.dir .. "/" .. name .. "-labels-idx1-ubyte.gz",
-    transforms = { data.flatten(), data.normalise { mean = 0.5, std = 0.5 } } }
+    transforms = { data.flatten() } }
 end
 
 return dt.deepspeed {

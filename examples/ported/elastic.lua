@@ -1,5 +1,5 @@
--- A data-parallel job for an elastic launcher: it takes the ranks that the environment gives, and goes on from its last
--- checkpoint with any number of them.
+-- A data-parallel job for an elastic launcher: it takes the ranks that the environment gives, saves after each epoch, and goes
+-- on from its last checkpoint when it is started again.
 --   mpirun -n 4 dtrain examples/ported/elastic.lua --backend mpi --checkpoint runs/elastic --resume auto
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
@@ -17,7 +17,7 @@ if t.weight then model:load { weight = t.weight, bias = t.bias } end
 local engine = dt.engine(dt.job {
   model = model,
   loss = nn.MSE(),
-  data = data.tensors { inputs = t.x, targets = t.y, order = order and order:transpose(1, 2):reshape { args.epochs, -1 } },
+  data = data.tensors { inputs = t.x, targets = t.y, order = order and order:transpose(1, 2):reshape { order:shape()[1], -1 } },
   batch = args.batch_size * dt.size(),
   optimizer = optim.SGD { lr = args.lr },
   epochs = args.epochs,

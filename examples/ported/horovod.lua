@@ -15,7 +15,7 @@ if t.weight then model:load { weight = t.weight, bias = t.bias } end -- every ra
 local engine = dt.engine(dt.job {
   model = model,
   loss = nn.MSE(),
-  data = data.tensors { inputs = t.x, targets = t.y, order = order and order:transpose(1, 2):reshape { args.epochs, -1 } },
+  data = data.tensors { inputs = t.x, targets = t.y, order = order and order:transpose(1, 2):reshape { order:shape()[1], -1 } },
   batch = args.batch_size * dt.size(),
   optimizer = optim.SGD { lr = args.lr * dt.size() },
   epochs = args.epochs,
