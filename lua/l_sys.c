@@ -94,10 +94,11 @@ static int l_ctx(lua_State *L) {
 static int l_backend(lua_State *L) {
   const char *want = dtl_text(L, "core.backend", 1, 1);
   bool auto_ = !strcmp(want, "auto"), self = !strcmp(want, "self");
-  if (!auto_ && !self && strcmp(want, "mpi"))
-    dtl_fail(L, "the backend %s is unknown; mpi, self and auto work", want);
+  if (!auto_ && !self && strcmp(want, "mpi")) dtl_fail(L, "the backend %s is unknown; mpi, self and auto work", want);
   if (!auto_ && !self && !dt_comm_launched())
-    dtl_fail(L, "the backend mpi needs a launcher, and none started this process; write mpirun -n N dtrain ..., or take self");
+    dtl_fail(
+        L,
+        "the backend mpi needs a launcher, and none started this process; write mpirun -n N dtrain ..., or take self");
   if (proc.ctx && self && proc.ctx->comm->size > 1)
     dtl_fail(L, "the backend self comes too late, %d ranks are joined already; choose it before anything else",
              proc.ctx->comm->size);

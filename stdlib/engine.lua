@@ -101,7 +101,7 @@ function M.new(job)
   core.ctx { threads = options.threads or 0, seed = job.run_seed }
   local where = here(job)
   check_size(job, where)
-  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0 }, Engine)
+  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0, skipped = 0 }, Engine)
   self.where, self.out = where, options.out or job.out
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
@@ -153,6 +153,12 @@ local function stepped(self, m)
   self.version = self.version + 1
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  if m.skipped then self.skipped = self.skipped + 1 end
+  local every = not self.driven and self.job.report_every
+  if every and self.step_number % every == 0 and core.rank() == 0 and not self.options.quiet then
+    print(("step=%d, skipped=%d, lr=%g, loss=%.6g, scale=%g, %.4g ms"):format(self.step_number, self.skipped, m.lr, m.loss,
+      m.loss_scale, m.seconds * 1e3))
+  end
   return m
 end
 

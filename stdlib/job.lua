@@ -60,9 +60,9 @@ local function field(set, name)
 end
 
 --- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16" | { dtype =,
---- loss_scale = }, clip = norm | { norm =, value = }, parallel =, checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =,
---- batches =, metrics =, data = }, seed = 0, out =, log_every =, profile =, after = function(engine) } -> job. Errors name the
---- key and the script's line.
+--- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
+--- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
+--- out =, log_every =, profile =, after = function(engine) } -> job. Errors name the key and the script's line.
 function M.job(given)
   local o = util.options("dt.job", given, {
     { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },

@@ -22,8 +22,8 @@ dt_status dt_json_parse(const void *p, size_t n, const char *name, json_t **out,
   if (*out) return DT_OK;
   char where[256];
   snprintf(where, sizeof where, "%.200s:%d", name, why.line > 0 ? why.line : 1);
-  return dt_fail(e, DT_EUSER, where, "is not proper JSON at column %d: %s; mend this line", why.column > 0 ? why.column : 1,
-                 why.text);
+  return dt_fail(e, DT_EUSER, where, "is not proper JSON at column %d: %s; mend this line",
+                 why.column > 0 ? why.column : 1, why.text);
 }
 
 dt_status dt_json_read(const char *path, json_t **out, dt_err *e) {

@@ -38,8 +38,8 @@ int64_t dt_split_at(int64_t n, double fraction) {
 typedef struct tensors {
   dt_dataset ds;
   dt_view view[DT_MAX_FIELD];
-  size_t row[DT_MAX_FIELD];   /* bytes of a sample */
-  int64_t each[DT_MAX_FIELD]; /* elements of a sample when they do not lie one after the other, else 0 */
+  size_t row[DT_MAX_FIELD];     /* bytes of a sample */
+  int64_t each[DT_MAX_FIELD];   /* elements of a sample when they do not lie one after the other, else 0 */
   int64_t *order, epochs, rows; /* order[epochs][ds.n], or NULL */
   dt_map map[2];
   void *buf[2];

@@ -364,7 +364,11 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
   bool f16 = main->plan->spec.precision == DT_F16;
   const dt_batch *batch = &x->now.batch;
   double *stats = x->now.stats;
-  *info = (dt_step_info){.step = x->state.step, .norm = -1, .epoch = batch->epoch, .samples = batch->count, .lr = lr_now(x),
+  *info = (dt_step_info){.step = x->state.step,
+                         .norm = -1,
+                         .epoch = batch->epoch,
+                         .samples = batch->count,
+                         .lr = lr_now(x),
                          .loss_scale = x->state.loss_scale};
   if (c->size > 1) {
     DT_TRY(drain(x, e));
@@ -387,7 +391,8 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
     DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, e));
     x->state.updates++;
   }
-  if (f16 && !x->o.fixed_scale) { /* shrink after `hysteresis` overflows, grow after a window without one, never below min_scale */
+  if (f16 &&
+      !x->o.fixed_scale) { /* shrink after `hysteresis` overflows, grow after a window without one, never below min_scale */
     if (info->skipped) {
       x->state.good = 0;
       if (--x->state.hysteresis <= 0) {

@@ -228,6 +228,7 @@ return function(given)
   if o.steps_per_print then set("log_every", "steps_per_print", math.max(1, math.tointeger(o.steps_per_print // 1))) end
   if o.wall_clock_breakdown then set("profile", "wall_clock_breakdown", true) end
   local job = jobs.job(spec)
+  job.report_every = spec.log_every -- also in a loop of one's own
   if #reader.same > 0 then
     job.notes = { ("%s: %s: nothing to tune here, dtrain plans this itself"):format(reader.path,
       table.concat(reader.same, ", ")) }

@@ -121,8 +121,8 @@ describe("deepspeed_mnist.lua", function()
   local function train(ranks, edit)
     local dir = support.folder()
     support.write(dir .. "/ds.json", edit(support.read "examples/ported/deepspeed_mnist.json"))
-    local code, text = support.run(("examples/ported/deepspeed_mnist.lua --deepspeed_config %s/ds.json --steps 200 --seed 3 --quiet --out %s")
-      :format(dir, dir), { ranks = ranks, seconds = 120 })
+    local words = "examples/ported/deepspeed_mnist.lua --deepspeed_config %s/ds.json --steps 200 --seed 3 --quiet --out %s"
+    local code, text = support.run(words:format(dir, dir), { ranks = ranks, seconds = 120 })
     assert.are.equal(0, code, text)
     return support.metric(dir .. "/metrics.jsonl", "loss")
   end
@@ -203,6 +203,44 @@ describe("a step in pieces", function()
     assert.matches("still wants step", message(nextone))
     assert.is_nil(e:step())
   end)
+end)
+
+describe("steps in pieces on ranks", function()
+  -- 5 ranks, 33 samples in batches of 8, and at the end one sample: ranks have other numbers of microbatches, or none.
+  local script = [[
+    local dt = require "dtrain"
+    local nn, data = dt.nn, dt.data
+    local function losses(pieces)
+      local e = dt.engine(dt.job { model = nn.Sequential { nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 5) }, loss = nn.MSE(),
+        data = data.tensors { inputs = dt.randn({ 33, 10 }, 1), targets = dt.randn({ 33, 5 }, 2) }, steps = 12, clip = 1,
+        batch = { global = 8, micro = 1 }, optimizer = dt.optim.Adam { lr = 0.01 } })
+      local out = {}
+      if pieces then
+        for _, batch in e:microbatches() do
+          e:backward(e(batch))
+          local m = e:step()
+          if m then out[#out + 1] = ("%a %a"):format(m.loss, m.grad_norm) end
+        end
+      else
+        for _, batch in e:batches() do
+          local m = e:step(batch)
+          out[#out + 1] = ("%a %a"):format(m.loss, m.grad_norm)
+        end
+      end
+      return table.concat(out, "\n"), e.exec:digest()
+    end
+    local a, x = losses(true)
+    local b, y = losses(false)
+    if dt.rank() == 0 then print(a == b and x == y and "same" or a .. "\n---\n" .. b) end]]
+  for _, ranks in ipairs { 2, 5 } do
+    it(("have the bits of whole ones: %d"):format(ranks), function()
+      local path = support.folder() .. "/pieces.lua"
+      support.write(path, script)
+      local code, text = support.run(path, { ranks = ranks })
+      assert.are.equal(0, code, text)
+      assert.matches("^same", text)
+    end)
+  end
 end)
 
 describe("an order for each epoch", function()
@@ -371,6 +409,14 @@ describe("dt.deepspeed", function()
     end)
   end)
 
+  it("reports every steps_per_print steps in a loop of one's own", function()
+    local path = support.folder() .. "/ds.json"
+    support.write(path, '{ "train_batch_size": 100, "steps_per_print": 4, "optimizer": { "type": "SGD" } }')
+    local code, text = support.run("examples/ported/deepspeed.lua --epochs 1 --deepspeed_config " .. path)
+    assert.are.equal(0, code, text)
+    assert.matches("step=4, skipped=0, lr=0.001, loss=[%d.]+, scale=1, .*step=8, ", text)
+  end)
+
   it("notes what it need not be told", function()
     local j = job(with { zero_optimization = { overlap_comm = false, allgather_bucket_size = 5e8, contiguous_gradients = true } })
     assert.matches("zero_optimization.allgather_bucket_size, zero_optimization.overlap_comm: nothing to tune", j.notes[1])
@@ -379,7 +425,8 @@ describe("dt.deepspeed", function()
 
   -- { configuration, pattern of the message }
   local refused = {
-    { with { train_batchsize = 1 }, "ported_spec.lua:%d+: dt.deepspeed: config: train_batchsize: is no key.*did you mean 'train_batch_size'" },
+    { with { train_batchsize = 1 },
+      "ported_spec.lua:%d+: dt.deepspeed: config: train_batchsize: is no key.*did you mean 'train_batch_size'" },
     { with { fp16 = { enabld = true } }, "fp16.enabld: is no key.*did you mean 'enabled'" },
     { with { fp16 = { enabled = "yes" } }, "fp16.enabled wants true or false" },
     { with { fp16 = true }, "fp16: wants an object" },
