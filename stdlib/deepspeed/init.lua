@@ -86,7 +86,7 @@ local zero = {
   allgather_partitions = same("boolean", true), allgather_bucket_size = same("number"), sub_group_size = same("number"),
   use_multi_rank_bucket_allreduce = same("boolean", true), round_robin_gradients = same("boolean", false),
   load_from_fp32_weights = same("boolean", true), ignore_unused_parameters = same("boolean", true),
-  prefetch_bucket_size = same("number"), param_persistence_threshold = same("number"),
+  prefetch_bucket_size = same("number"), param_persistence_threshold = number,
   model_persistence_threshold = same("number"), max_live_parameters = same("number"), max_reuse_distance = same("number"),
   module_granularity_threshold = same("number"), gather_16bit_weights_on_model_save = same("boolean", false),
   memory_efficient_linear = same("boolean", true), override_module_apply = same("boolean", true),
@@ -175,6 +175,9 @@ local function parallel_of(reader, o, given)
     end
     p.zero = math.tointeger(stage)
   end
+  local small = z.param_persistence_threshold -- parameters of fewer elements stay whole, with stage 3
+  if small and stage == 3 and not p.resident then p.resident = math.tointeger(math.min(small, 2 ^ 53) // 1) end
+  if small and stage ~= 3 then reader.same[#reader.same + 1] = "zero_optimization.param_persistence_threshold" end
   local wire = o.communication_data_type
   if wire and wire ~= "none" and not wires[wire] then
     reader:fail("communication_data_type", "%s is unknown; %s", wire, util.suggest(wire, util.keys(wires)))
