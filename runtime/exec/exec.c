@@ -281,80 +281,78 @@ static dt_status share_buffers(dt_exec *x, dt_err *e) {
 
 dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   x->now.begun = dt_now();
-  x->now.micro = 0, x->now.at = -1;
+  x->now.micro = 0;
   x->now.stats[0] = x->now.stats[1] = 0;
   DT_TRY(dt_loader_next(l, &x->now.batch, e));
-  const dt_batch *batch = &x->now.batch;
-  *micros = !batch->count ? 0 : batch->nmicro ? batch->nmicro : 1;
-  if (!batch->count) return DT_OK; /* the data is over */
+  x->now.micros = x->now.batch.nmicro ? x->now.batch.nmicro : 1;
+  *micros = x->now.batch.count ? x->now.micros : 0;
+  if (!*micros) return DT_OK; /* the data is over */
   x->tick.step = x->state.step;
   write_hypers(x, 0);
   return whole(x, &x->b[0], 0, true, true, e);
 }
 
-/* Where backward begins among a plan's instructions of a microbatch: behind the last one of forward. */
+/* Feeds the microbatch at hand; a rank without samples has the main plan, and takes part in what is communicated. */
+static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
+  const dt_batch *batch = &x->now.batch;
+  int m = x->now.micro;
+  x->tick.micro = m;
+  x->now.plan = &x->b[0];
+  if (m >= batch->nmicro) { /* zero gradients */
+    x->tick.nsample = 0;
+    memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
+    return DT_OK;
+  }
+  x->now.plan = plan_for(x, batch->micro[m].n);
+  if (!x->now.plan)
+    return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[m].n);
+  return feed(x, x->now.plan, &batch->micro[m], dt_loader_dataset(l), e);
+}
+
+/* Its instructions from..to. */
+static dt_status piece(dt_exec *x, int from, int to, dt_err *e) {
+  int m = x->now.micro;
+  return dt_exec_segment(x, x->now.plan, 1, from, to, m == 0, m == x->now.micros - 1, m >= x->now.batch.nmicro, e);
+}
+
+/* Where backward begins: behind the last instruction of forward. */
 static int backward_at(const bound_plan *b) {
   int i = b->plan->seg[1].ins.n;
   while (i && b->plan->seg[1].ins.p[i - 1].phase != DT_FWD) i--;
   return i;
 }
 
-/* Instructions from..to (-1: all) of the microbatch x->now.micro. */
-static dt_status piece(dt_exec *x, bound_plan *b, int from, int to, dt_err *e) {
-  int m = x->now.micro;
-  if (to < 0) to = b->plan->seg[1].ins.n;
-  return dt_exec_segment(x, b, 1, from, to, m == 0, m == x->now.batch.nmicro - 1, false, e);
-}
-
-static dt_status begin_micro(dt_exec *x, dt_loader *l, bound_plan **b, dt_err *e) {
-  const dt_micro *m = &x->now.batch.micro[x->now.micro];
-  *b = plan_for(x, m->n);
-  if (!*b) return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)m->n);
-  x->tick.micro = x->now.micro;
-  return feed(x, *b, m, dt_loader_dataset(l), e);
-}
-
-/* no samples here: zero gradients, every collective */
-static dt_status no_micro(dt_exec *x, dt_err *e) {
-  bound_plan *main = &x->b[0];
-  memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
-  return dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e);
+static void add_stats(dt_exec *x) {
+  if (x->now.micro >= x->now.batch.nmicro) return;
+  for (int i = 0; i < 2; i++) x->now.stats[i] += x->now.plan->stats[i];
 }
 
 dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count, dt_err *e) {
-  bound_plan *b;
-  *loss = *count = 0;
-  x->now.at = 0;
-  if (!x->now.batch.nmicro) return DT_OK;
-  DT_TRY(begin_micro(x, l, &b, e));
-  x->now.at = backward_at(b);
-  DT_TRY(piece(x, b, 0, x->now.at, e));
-  *count = b->stats[1];
-  *loss = *count > 0 ? b->stats[0] / *count : 0;
-  x->now.stats[0] += b->stats[0], x->now.stats[1] += b->stats[1];
+  DT_TRY(begin_micro(x, l, e));
+  DT_TRY(piece(x, 0, backward_at(x->now.plan), e));
+  bool empty = x->now.micro >= x->now.batch.nmicro;
+  *count = empty ? 0 : x->now.plan->stats[1];
+  *loss = *count > 0 ? x->now.plan->stats[0] / *count : 0;
+  add_stats(x);
   return DT_OK;
 }
 
 dt_status dt_exec_backward(dt_exec *x, dt_err *e) {
-  if (!x->now.batch.nmicro) DT_TRY(no_micro(x, e));
-  else DT_TRY(piece(x, plan_for(x, x->now.batch.micro[x->now.micro].n), x->now.at, -1, e));
+  DT_TRY(piece(x, backward_at(x->now.plan), x->now.plan->plan->seg[1].ins.n, e));
   x->now.micro++;
-  x->now.at = -1;
   return DT_OK;
 }
 
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
   int micros;
-  bound_plan *b;
   *info = (dt_step_info){.step = x->state.step, .norm = -1};
   DT_TRY(dt_exec_begin(x, l, &micros, e));
   if (!micros) return DT_OK; /* samples = 0 */
-  for (; x->now.micro < x->now.batch.nmicro; x->now.micro++) {
-    DT_TRY(begin_micro(x, l, &b, e));
-    DT_TRY(piece(x, b, 0, -1, e));
-    x->now.stats[0] += b->stats[0], x->now.stats[1] += b->stats[1];
+  for (; x->now.micro < micros; x->now.micro++) {
+    DT_TRY(begin_micro(x, l, e));
+    DT_TRY(piece(x, 0, x->now.plan->plan->seg[1].ins.n, e));
+    add_stats(x);
   }
-  if (!x->now.batch.nmicro) DT_TRY(no_micro(x, e));
   return dt_exec_finish(x, l, info, e);
 }
 

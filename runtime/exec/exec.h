@@ -45,7 +45,8 @@ struct dt_exec {
   struct {       /* the step under way */
     dt_batch batch;
     double begun, stats[2];
-    int micro, at; /* microbatches begun; instruction where backward goes on, -1 before forward */
+    int micro, micros; /* the microbatch at hand; how many this rank takes part in */
+    bound_plan *plan;  /* of that microbatch */
   } now;
 };
 
