@@ -302,7 +302,7 @@ static int x_call(lua_State *L) {
 /* ---- tensors by name ---- */
 bool dtl_is_constant(const char *name) { return !strncmp(name, "buffer:const:", 13); }
 
-/* x:names() -> parameters, "buffer:name", "state:parameter:name"; constants of the trace are no state and left out */
+/* x:get(name) -> a copy; also "grad:parameter", nil for one that gets none. x:names() -> parameters, "buffer:name", "state:parameter:name"; constants of the trace are no state and left out */
 static int x_names(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:names");
   const char **names;
@@ -328,6 +328,8 @@ static dt_view view_of(lua_State *L, const char *fn, dtl_exec *b) {
 
 static int x_get(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:get");
+  const char *name = dtl_text(L, "exec:get", 1, 2);
+  if (!strncmp(name, "grad:", 5) && !dt_exec_get(b->x, name).p) return lua_pushnil(L), 1;
   dt_view v = view_of(L, "exec:get", b);
   return dtl_tensor_copy(L, &v), 1;
 }

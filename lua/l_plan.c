@@ -110,6 +110,19 @@ static int p_hash(lua_State *L) {
   return lua_pushstring(L, text), 1;
 }
 static int p_flops(lua_State *L) { return lua_pushnumber(L, dtl_check_plan(L, "plan:flops", 0, 1)->p->flops_micro), 1; }
+/* plan:recomputed() -> number of operations that backward repeats, their operations on floats in a microbatch */
+static int p_recomputed(lua_State *L) {
+  const dt_plan *p = dtl_check_plan(L, "plan:recomputed", 0, 1)->p;
+  double flops = 0;
+  int n = 0;
+  for (dt_nid i = 0; i < p->g->node.n; i++) {
+    const dt_node *x = &p->g->node.p[i];
+    if (!(x->flags & DT_NODE_RECOMPUTED) || (dt_op(x->op)->flags & OP_VIEW)) continue;
+    n++;
+    flops += dt_node_cost(p->g, i).flops;
+  }
+  return lua_pushinteger(L, n), lua_pushnumber(L, flops), 2;
+}
 static int p_rows(lua_State *L) { return lua_pushinteger(L, dtl_check_plan(L, "plan:rows", 0, 1)->p->rows), 1; }
 
 /* plan:unused() -> list of "name (file:line)": trainable parameters that get no gradient */
@@ -142,7 +155,7 @@ static int p_outputs(lua_State *L) {
 void dtl_open_plan(lua_State *L) {
   static const luaL_Reg method[] = {
       {"text", p_text}, {"collectives", p_collectives}, {"memory", p_memory},   {"hash", p_hash}, {"flops", p_flops},
-      {"rows", p_rows}, {"unused", p_unused},           {"outputs", p_outputs}, {NULL, NULL}};
+      {"rows", p_rows}, {"unused", p_unused},           {"outputs", p_outputs}, {"recomputed", p_recomputed}, {NULL, NULL}};
   luaL_newmetatable(L, DTL_PLAN);
   lua_pushcfunction(L, plan_gc);
   lua_setfield(L, -2, "__gc");

@@ -89,7 +89,9 @@ void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
 /* Bytes of all plans together, their sum; before dt_exec_ready what will be allocated, after it what is. by_region may be NULL. */
 int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
 
-/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). NULL p when unknown. */
+/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). NULL p when unknown.
+ * dt_exec_get also knows "grad:param": the last step's gradient, summed over microbatches and ranks and divided by the count, before
+ * clipping, f32; valid until the next such call. All ranks ask in the same order. */
 int dt_exec_names(dt_exec *x, const char ***names);
 dt_view dt_exec_get(dt_exec *x, const char *name);
 #endif

@@ -18,6 +18,7 @@ cli.own = {
   { "device", "string", "cpu or auto" },
   { "out", "string", "folder for metrics.jsonl and checkpoints" },
   { "resume", "string", "auto (newest checkpoint, if any) or a checkpoint's folder" },
+  { "parallel", "string", "over the script's `parallel`: zero=2,recompute.every=2; none: nothing of it" },
   { "trace", "string", "file for a timeline of the run" },
   { "quiet", "boolean", "print errors only" },
   { "verbose", "boolean", "print the model, the plan's memory and every step" },
@@ -109,6 +110,56 @@ function cli.take(words, stop)
   return rest
 end
 
+--- An option of dtrain's that a script's part needs before the script has ended: the last one given, not taken yet.
+function cli.peek(name, kind)
+  local words, found = cli.words or {}, cli.given[name]
+  for i = 1, #words do
+    if cli.name(words[i]) == name then found = cli.value(words, i, kind, "--" .. name) end
+  end
+  return found
+end
+
+-- "a=1,b.c=x" -> { a = 1, b = { c = "x" } }; "x+y" is a list.
+local function set(into, key, text)
+  local function value(t)
+    if t == "true" or t == "false" then return t == "true" end
+    return math.tointeger(tonumber(t)) or tonumber(t) or t
+  end
+  local first, rest = key:match("^([^.]+)%.(.+)$")
+  if first then
+    if type(into[first]) ~= "table" then into[first] = {} end
+    return set(into[first], rest, text)
+  end
+  if not text:find("%+") then
+    into[key] = value(text)
+    return
+  end
+  into[key] = {}
+  for part in text:gmatch("[^+]+") do table.insert(into[key], value(part)) end
+end
+
+--- `given`, a script's `parallel`, with what --parallel says laid over it.
+function cli.parallel(given)
+  local text = cli.peek("parallel", "string")
+  if not text then return given end
+  if text == "none" then return {} end
+  local out = util.copy(given)
+  for key, v in util.sorted(out) do
+    if type(v) == "table" and getmetatable(v) == nil then out[key] = util.copy(v) end
+  end
+  for item in text:gmatch("[^,]+") do
+    local key, value = item:match("^%s*([%a_][%w_.]*)=(.+)$")
+    if item == "none" then
+      out = {}
+    elseif not key then
+      fail("--parallel wants key=value,key=value, got '%s'; zero=2,recompute=full would do", item)
+    else
+      set(out, key, value)
+    end
+  end
+  return out
+end
+
 --- dtrain's options, checked; called when the script has declared its own (by dt.engine, or after it ended).
 function cli.options()
   if cli.words then
@@ -128,17 +179,11 @@ function cli.options()
   return o
 end
 
---- The number of ranks that a script is to be written for: those that run, or those that `plan` and `explain` are
---- asked about, also where --ranks stands behind the script's name.
+--- The number of ranks that a script is written for: those that run, or those that --ranks asks `plan`, `explain` and
+--- `check` about.
 function cli.world()
-  if cli.verb == "plan" or cli.verb == "explain" then
-    local n = cli.given.ranks
-    for i, word in ipairs(cli.words or {}) do
-      if cli.name(word) == "ranks" then n = cli.value(cli.words, i, "count", "--ranks") end
-    end
-    if n then return n end
-  end
-  return require "dtrain.core".size()
+  local asked = (cli.verb == "plan" or cli.verb == "explain" or cli.verb == "check") and cli.peek("ranks", "count")
+  return asked or require "dtrain.core".size()
 end
 
 --- The help lines of dtrain's own options.

@@ -7,6 +7,7 @@ local verbs = {
   { "run", "train what the script declares (a script's name alone does the same)" },
   { "plan", "memory of each rank, to the byte; no training" },
   { "explain", "every collective with its bytes, reason and line" },
+  { "check", "trains a few steps on --ranks N and in one process, and compares losses, gradients and values" },
   { "repl", "a prompt with tensors" },
   { "version", "what is installed" },
   { "help", "this text" },
@@ -46,6 +47,7 @@ return function(words)
   cli.verb = verb
   if verb == "plan" or verb == "explain" then cli.add { { "ranks", "count",
     "ranks to plan for (default: those that run)" } } end
+  if verb == "check" then cli.add(require "dtrain.cmd.check_options") end
   rest = cli.take(rest, true)
   if cli.given.help then return help() end
   return require("dtrain.cmd." .. verb)(rest) or 0

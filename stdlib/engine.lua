@@ -105,6 +105,7 @@ function M.new(job)
   self.where, self.out = where, options.out or job.out
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
+  self.replicas = where.replicas
 
   local plans = M.plans(job, where)
   self.plan, self.places, self.steps_per_epoch = plans.main, plans.places, plans.steps_per_epoch
@@ -319,6 +320,10 @@ function Engine:store(p, tensor)
   self.exec:set(exec_name(p), tensor)
   p.data, p.version = tensor, self.version
 end
+
+--- The whole tensor of a parameter on rank 0; "grad:name": its gradient in the last step before clipping, nil when it gets none.
+--- All ranks call it, in the same order.
+function Engine:whole(name) return self.exec:get(name) end
 
 --- Name -> concrete tensor of parameters and buffers.
 function Engine:state() return modules.base.state(self.job.model) end

@@ -1,5 +1,6 @@
 -- dt.job: a declared training job, checked as a whole before anything is traced. Everything here is plain values;
 -- what runs it is engine.lua.
+local cli = require "dtrain.cli"
 local data = require "dtrain.data"
 local define = require "dtrain.optim.define"
 local metrics = require "dtrain.metrics"
@@ -84,7 +85,7 @@ function M.job(given)
   self.batch = check_batch(o.batch)
   self.clip = check_clip(o.clip)
   self.precision, self.scaling = check_precision(o.precision)
-  self.parallel = strategies.new(o.parallel)
+  self.parallel = strategies.new(cli.parallel(o.parallel))
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)
   if not define.is(o.optimizer) then util.fail("dt.job: optimizer wants e.g. optim.AdamW { lr = 3e-4 }") end

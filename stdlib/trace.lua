@@ -18,6 +18,7 @@ function trace.declare(graph, module, symbols, prefix, group)
     else
       symbols[p] = graph:param(name, p.shape, { init = p:initial(), trainable = p.trainable,
         group = group and group(name) or 0 })
+      if p.place then graph:place(name, p.place) end
     end
     p.path = name
   end)
@@ -70,23 +71,28 @@ local function within(job, how, training, f)
     for _, m in ipairs(trace.modules(job)) do
       trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end)
     end
+    if M.is(job.model) then s.blocks, s.lists = M.base.blocks(job.model) end
     return f(graph)
   end)
 end
 
---- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
---- Returns the plan and whether the loss counts its own labels.
-function trace.train(job, how)
+local function train(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
-    job.parallel:place(graph, how.where.mesh)
+    job.parallel:localize(graph, how.where)
     graph:grad()
     for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
       job.optimizer:trace(graph, entry)
     end
     return compile(job, graph, how, true), count ~= nil
   end)
+end
+
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
+--- Returns the plan and whether the loss counts its own labels. A strategy with a limit to meet traces several times.
+function trace.train(job, how)
+  return util.at(job.where, job.parallel.fit, job.parallel, how, function() return train(job, how) end)
 end
 
 --- The evaluation plan of the job's metrics. Returns the plan and, for each metric, where its numbers are: { sum =
@@ -110,7 +116,7 @@ function trace.eval(job, how)
         places[i].count = n
       end
     end
-    job.parallel:place(graph, how.where.mesh)
+    job.parallel:localize(graph, how.where)
     return compile(job, graph, how, false), places
   end)
 end

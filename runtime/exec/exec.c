@@ -44,9 +44,27 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
   return DT_OK;
 }
 
+/* The ranks that have the same part of the model: they differ on the axis "data" alone. */
+static dt_status replicas(dt_exec *x, dt_comm **c, dt_err *e) {
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  int a = dt_mesh_axis(m, "data");
+  *c = NULL;
+  return a < 0 ? DT_OK : dt_ctx_comm(x->ctx, m, (dt_group){.axes = 1 << a}, c, e);
+}
+
+/* One rank speaks for each replica of the data: sums over the world count it once. */
+static bool speaks(const dt_exec *x) {
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  for (int a = 0; a < m->naxes; a++)
+    if (strcmp(m->name[a], "data") && dt_mesh_coord(m, x->b[0].plan->spec.rank, a)) return false;
+  return true;
+}
+
 dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   dt_comm *c = x->ctx->comm;
   bool together = c->size > 1 && x->b[0].plan->spec.train; /* a function or a single op is this rank's own affair */
+  if (together) DT_TRY(replicas(x, &c, e));
+  together = together && c && c->size > 1;
   if (together) {
     dt_str lines = {0}, text = {0};
     /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
@@ -61,6 +79,10 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   int64_t profile = x->o.profile;
   DT_TRY(dt_env_int("DT_PROFILE", 0, 2, &profile, e));
   x->profile = (int)profile;
+  static const char *const faults[] = {"", "skip_reduce", "lose_micro", "no_mean"};
+  const char *fault = dt_env("DT_FAULT");
+  for (int i = 1; fault && together && i < (int)(sizeof faults / sizeof *faults); i++)
+    if (!strcmp(fault, faults[i])) x->fault = i;
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
@@ -88,7 +110,29 @@ int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names;
   return x->nnames;
 }
+/* The last step's reduced mean gradient of a parameter, before clipping, in memory that the next call overwrites. */
+static dt_view gradient(dt_exec *x, const char *param) {
+  const dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (strcmp(p->name, param) || p->grad < 0) continue;
+    for (int b = 0; b < g->bucket.n; b++) {
+      if (p->flat < g->bucket.p[b].begin || p->flat >= g->bucket.p[b].end) continue;
+      dt_view w = dt_view_make(NULL, &g->val.p[p->val].t), from = dt_exec_view(x, 0, g->bucket.p[b].flat);
+      int64_t n = dt_numel(&w.t);
+      w.t.dtype = DT_F32;
+      free(x->grad);
+      w.p = x->grad = dt_xalloc(sizeof(float) * (size_t)(n + 1));
+      for (int64_t k = 0; k < n; k++)
+        x->grad[k] = (float)(dt_get(from.p, from.t.dtype, p->flat - g->bucket.p[b].begin + k) * x->inv_count);
+      return w;
+    }
+  }
+  return (dt_view){0};
+}
+
 dt_view dt_exec_get(dt_exec *x, const char *name) {
+  if (!strncmp(name, "grad:", 5)) return gradient(x, name + 5);
   for (int i = 0; i < x->nnames; i++)
     if (!strcmp(x->names[i], name)) return x->views[i];
   return (dt_view){0};
@@ -119,6 +163,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
         q->calls++;
         break;
       case DT_I_COMM:
+        if (q->copy) memcpy(q->call.out[0].p, q->call.in[0].p, q->copy);
         if (ins->ticket) {
           x->ticket[ins->ticket] = x->last_ticket = dt_commq_submit(x->queue, &q->job);
         } else {
@@ -312,7 +357,8 @@ static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
 /* Its instructions from..to. */
 static dt_status piece(dt_exec *x, int from, int to, dt_err *e) {
   int m = x->now.micro;
-  return dt_exec_segment(x, x->now.plan, 1, from, to, m == 0, m == x->now.micros - 1, m >= x->now.batch.nmicro, e);
+  bool none = m >= x->now.batch.nmicro || (x->fault == DT_FAULT_LOSE_MICRO && m == 1);
+  return dt_exec_segment(x, x->now.plan, 1, from, to, m == 0, m == x->now.micros - 1, none, e);
 }
 
 /* Where backward begins: behind the last instruction of forward. */
@@ -370,13 +416,16 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .loss_scale = x->state.loss_scale};
   if (c->size > 1) {
     DT_TRY(drain(x, e));
+    if (!speaks(x)) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
     DT_TRY(share_buffers(x, e));
   }
   info->count = stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && !f16) return diagnose(x, batch, l, "the loss", info->loss, e);
-  write_hypers(x, stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0);
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
+  write_hypers(x, x->inv_count);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;
   DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, e));
   if (main->plan->g->norm >= 0) {
@@ -431,6 +480,8 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
         sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
     }
   }
+  if (!speaks(x))
+    for (int i = 0; i < nsums; i++) sums[i] = 0;
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
   return DT_OK;
 }

@@ -4,11 +4,15 @@
 #include "../dt.h"
 
 enum { DT_MAX_PLANS = 24 };
+/* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
+ * summed where their mean is meant. On several ranks only. */
+typedef enum { DT_FAULT_NONE, DT_FAULT_SKIP_REDUCE, DT_FAULT_LOSE_MICRO, DT_FAULT_NO_MEAN } dt_fault;
 typedef struct bound { /* an instruction with its pointers */
   dt_call call;
   const dt_instr *ins;
   void (*run)(dt_call *);
   dt_commjob job;
+  size_t copy;    /* bytes of a communication in place whose operand lives on elsewhere */
   double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
 } bound;
@@ -48,12 +52,17 @@ struct dt_exec {
     int micro, micros; /* the microbatch at hand; how many this rank takes part in */
     bound_plan *plan;  /* of that microbatch */
   } now;
+  double inv_count; /* what the last step's gradients were multiplied by */
+  float *grad;      /* the gradient that was asked for last */
+  int fault;        /* DT_FAULT, for tests */
 };
 
 /* bind.c: allocates, binds, initialises */
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
+/* where a value of plan k is */
+dt_view dt_exec_view(dt_exec *x, int k, dt_val v);
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* exec.c */

@@ -5,7 +5,7 @@
 #include "rules.h"
 
 void dt_graph_init(dt_graph *g) {
-  *g = (dt_graph){.loss = -1, .count = -1, .stats = -1, .norm = -1, .phase = DT_FWD, .serves = -1};
+  *g = (dt_graph){.loss = -1, .count = -1, .stats = -1, .norm = -1, .phase = DT_FWD, .serves = -1, .block = -1};
   dt_arena_init(&g->mem);
 }
 
@@ -18,7 +18,9 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->hyper);
   dt_vec_free(&g->bucket);
   dt_vec_free(&g->group);
+  dt_vec_free(&g->segs);
   dt_vec_free(&g->output);
+  dt_vec_free(&g->block_name);
   dt_arena_fini(&g->mem);
   *g = (dt_graph){0};
 }
@@ -106,6 +108,16 @@ void dt_view_derive(dt_graph *g, dt_nid id) {
 }
 
 /* ---- nodes ---- */
+void dt_graph_block(dt_graph *g, const char *name) {
+  g->block = -1;
+  if (!name) return;
+  for (g->block = (int16_t)(g->block_name.n - 1); g->block >= 0; g->block--)
+    if (!strcmp(g->block_name.p[g->block], name)) return;
+  if (g->block_name.n == INT16_MAX) return; /* more entries than numbers: the rest belong to none */
+  dt_vec_push(&g->block_name, dt_arena_strdup(&g->mem, name));
+  g->block = (int16_t)(g->block_name.n - 1);
+}
+
 dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
                       int nout) {
   dt_nid id = g->node.n;
@@ -113,6 +125,7 @@ dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_a
                .phase = (uint8_t)g->phase,
                .stage = -1,
                .chunk = -1,
+               .block = g->serves >= 0 ? g->node.p[g->serves].block : g->block,
                .nin = (int16_t)nin,
                .nout = (int16_t)nout,
                .serves = g->serves,

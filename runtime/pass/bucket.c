@@ -150,6 +150,7 @@ static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t
                .nin = (int16_t)nin,
                .nout = 1,
                .vm = vm,
+               .block = -1,
                .serves = -1,
                .reason = reason};
   n.in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(nin + 1));

@@ -1,7 +1,8 @@
 /* fuse: every elementwise node becomes part of a `fused` node that carries one vector program; a chain that follows a linear layer
  * becomes that layer's epilogue; an assignment of a chain's result makes the chain write in place.
  *
- * A group holds nodes of one phase, one iteration space and one compute type. Invariant: contracting a group leaves the graph acyclic
+ * A group holds nodes of one phase, one iteration space and one compute type, and clones of forward nodes never share one with other
+ * nodes of backward: so they are grouped, and rounded, as what they repeat. Invariant: contracting a group leaves the graph acyclic
  * (`closes_cycle`), so that a stable topological sort afterwards always succeeds. Constants become immediates. Values used outside of the
  * group are its outputs; the vector machine stores them, everything else stays in registers. */
 #include <stdlib.h>
@@ -175,7 +176,7 @@ static void form_groups(fuser *f) {
       int gp = find(f, f->grp[p]);
       if (gp < 0 || gp == mine) continue;
       const dt_node *q = &g->node.p[f->group.p[gp].m.p[0]];
-      if (q->phase != n->phase || f->group.p[gp].f64 != f64 ||
+      if (q->phase != n->phase || ((q->flags ^ n->flags) & DT_NODE_RECOMPUTED) || f->group.p[gp].f64 != f64 ||
           !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
         continue;
       if (!fits(f, gp, mine, i) || closes_cycle(f, gp, mine, i)) continue;
@@ -390,6 +391,7 @@ static void epilogues(fuser *f) {
       dt_nid li = g->val.p[y].node;
       dt_node *l = &g->node.p[li];
       if (l->op != DT_OP_linear || l->vm || l->phase != c->phase || f->kept[y] ||
+          ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) ||
           !same_dims(&g->val.p[y].t, &c->vm->space))
         continue;
       int nb = l->nin;

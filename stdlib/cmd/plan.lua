@@ -18,13 +18,14 @@ local function columns(job, ranks)
     local key = engines.plan_key(job, where)
     if not known[key] then
       local plans = planned.plans(job, ranks, rank)
-      known[key] = { engines.executor(plans):memory(), plans.main:flops() }
+      local again, more = plans.main:recomputed()
+      known[key] = { engines.executor(plans):memory(), plans.main:flops(), again, more }
     end
     local m, flops, last = known[key][1], known[key][2], out[#out]
     if last and same(last.memory, m) then
       last.to = rank
     else
-      out[#out + 1] = { from = rank, to = rank, memory = m, flops = flops }
+      out[#out + 1] = { from = rank, to = rank, memory = m, flops = flops, again = known[key][3], more = known[key][4] }
     end
   end
   return out
@@ -41,6 +42,9 @@ return function(words)
     job.precision,
     job.batch.global, steps, steps == 1 and "" or "es", micro))
   print(("%.4g GFLOP of matrix products in a microbatch"):format(list[1].flops / 1e9))
+  if job.parallel.p.recompute then
+    print(("backward repeats %d operations: %.4g GFLOP of these"):format(list[1].again, list[1].more / 1e9))
+  end
   print(memory.table(util.map(list, function(c)
     return { c.from == c.to and ("rank %d"):format(c.from) or ("ranks %d-%d"):format(c.from, c.to), c.memory }
   end)))

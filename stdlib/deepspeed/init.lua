@@ -217,7 +217,7 @@ return function(given)
     spec[key] = value
   end
   spec.parallel = parallel_of(reader, o, given.parallel)
-  local mesh = strategies.new(util.copy(spec.parallel)):mesh(cli.world())
+  local mesh = strategies.new(cli.parallel(spec.parallel)):mesh(cli.world())
   local _, ranks = strategies.coord(mesh, 0, "data")
   local train, micro = solve(reader, o, ranks)
   set("batch", "train_batch_size", { global = train, micro = micro })

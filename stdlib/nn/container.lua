@@ -1,6 +1,7 @@
 -- Sequential and Residual.
 local M = require "dtrain.nn.module"
 local ops = require "dtrain.ops"
+local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
 
 local container = {}
@@ -30,8 +31,11 @@ function container.Sequential:init(list)
 end
 
 function container.Sequential:forward(x, ...)
+  local s = scope.current
+  local path = s and s.lists and s.lists[self]
   for i = 1, #self do
-    if i == 1 then x = self[i](x, ...) else x = self[i](x) end
+    local name = path and ("%s%d"):format(path, i - 1)
+    if i == 1 then x = scope.in_block(name, self[i], x, ...) else x = scope.in_block(name, self[i], x) end
   end
   return x
 end

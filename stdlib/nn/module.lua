@@ -41,9 +41,10 @@ local function call(self, ...)
   if not forward then
     util.fail("%s has no forward; define function %s:forward(x) ... end", class.name, class.name)
   end
-  local active = util.active
+  local active, s = util.active, scope.current
   active[#active + 1] = self
-  local results = table.pack(forward(self, ...))
+  local name = s and s.blocks and s.blocks[self]
+  local results = table.pack(scope.in_block(name, forward, self, ...))
   active[#active] = nil
   return table.unpack(results, 1, results.n)
 end
@@ -128,6 +129,35 @@ function Module:each_parameter(f)
     end)
   end
   walk(self, "")
+end
+
+--- The blocks of a model: every entry of a list of modules is one, named by its path ("blocks.3"); what is inside of an
+--- entry belongs to it. Returns module -> name, and for modules that are lists themselves (Sequential) what their entries'
+--- names begin with.
+function Module:blocks()
+  local names, lists, seen = {}, {}, {}
+  local function entry(value, name)
+    if M.is(value) then
+      names[value] = names[value] or name
+    elseif type(value) == "table" and getmetatable(value) == nil then
+      for _, inner in util.sorted(value) do entry(inner, name) end
+    end
+  end
+  local function walk(value, path)
+    if seen[value] then return end
+    seen[value] = true
+    for _, key in ipairs(M.is(value) and rawget(value, "_keys") or util.keys(value)) do
+      local child = rawget(value, key)
+      if type(key) == "number" then
+        lists[value] = path == "" and "" or path .. "."
+        entry(child, part(path, key))
+      elseif M.is(child) or type(child) == "table" and getmetatable(child) == nil then
+        walk(child, part(path, key))
+      end
+    end
+  end
+  walk(self, "")
+  return names, lists
 end
 
 --- for name, tensor in model:named_parameters() do ... end: concrete values in order, buffers too.

@@ -30,6 +30,18 @@ function scope.with(s, f, ...)
   return table.unpack(results, 2, results.n)
 end
 
+--- f(...), whose operations belong to the block of this name, unless they are in a block already.
+function scope.in_block(name, f, ...)
+  local s = scope.current
+  if not name or not s or s.block then return f(...) end
+  s.block = name
+  s.graph:block(name)
+  local results = table.pack(f(...))
+  s.block = nil
+  s.graph:block()
+  return table.unpack(results, 1, results.n)
+end
+
 --- Whether dropout drops and batch norm uses the batch's own statistics.
 function scope.is_training()
   if scope.current then return scope.current.training end

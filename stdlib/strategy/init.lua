@@ -7,6 +7,8 @@
 --   axis(p)                  name and size of the mesh axis that it adds, when larger than 1
 --   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
 --   compile(o, p, mesh)      adds to the options of graph:compile
+--   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
+--                            returns its results
 local util = require "dtrain.util"
 
 local M = {}
@@ -20,8 +22,8 @@ Strategy.__index = Strategy
 -- axes in the mesh's order, outermost first, when the script says nothing: stages far apart, tensor parts close together
 local order = { "pipeline", "data", "tensor" }
 
---- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:place(graph, mesh),
---- s:compile(options, mesh).
+--- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks),
+--- s:localize(graph, where), s:compile(options, mesh).
 function M.new(given)
   local rows = { { "mesh", "table", order }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
@@ -95,7 +97,22 @@ local function each(self, what, ...)
   for _, s in ipairs(self.list) do if s[what] then s[what](...) end end
 end
 
-function Strategy:place(graph, mesh) each(self, "place", graph, self.p, mesh) end
+--- From the traced graph, in whole shapes, to that of the rank at `where` (job:where_is).
+function Strategy:localize(graph, where)
+  each(self, "place", graph, self.p, where.mesh)
+  graph:localize { rank = where.rank, sequence = self.p.sequence and { "tensor" } or nil }
+end
+
+function Strategy:fit(how, make)
+  for _, s in ipairs(self.list) do
+    if s.fit then
+      local inner = make
+      make = function() return s.fit(self.p, how, inner) end
+    end
+  end
+  return make()
+end
+
 function Strategy:compile(options, mesh) each(self, "compile", options, self.p, mesh) end
 
 return M

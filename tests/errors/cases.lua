@@ -229,4 +229,19 @@ case("a script that returns something else", { script = "return 7\n", says = "re
 case("a module that is not there", { before = "require 'no.such.module'", line = "before", says = "no.such.module" })
 case("an empty error", { before = "error()", says = "error value that is nil" })
 
+-- ---- recompute ----
+case("recompute is unknown", { more = 'parallel = { recompute = "ful" },', says = "recompute = \"ful\" is unknown; did you mean 'full'?" })
+case("recompute has an unknown key", { more = 'parallel = { recompute = { evry = 2 } },', says = "no option 'evry'; did you mean 'every'?" })
+case("recompute has two ways", { more = 'parallel = { recompute = { every = 2, budget = 100 } },',
+  says = "more than one of every, budget and ops; give one" })
+case("recompute of an unknown operation", { more = 'parallel = { recompute = { ops = { "gelu_tan" } } },',
+  says = "there is no operation 'gelu_tan'; did you mean 'gelu_tanh'?" })
+case("recompute without blocks", { more = 'parallel = { recompute = "full" },', says = "the model has no blocks .-; name operations instead" })
+case("recompute of a block that is not there", { model = "nn.Sequential { nn.Linear(10, 5), nn.Tanh() }",
+  more = 'parallel = { recompute = { match = "blocks.0" } },', says = "match: no block is named so; did you mean '0'?" })
+case("recompute with a budget that is no size", { more = 'parallel = { recompute = { budget = "4 apples" } },',
+  says = 'budget "4 apples" is no size; write a number of bytes' })
+case("recompute with a budget too small", { model = "nn.Sequential { nn.Linear(10, 5), nn.Tanh() }",
+  more = 'parallel = { recompute = { budget = 10 } },', says = "budget 10 bytes cannot be met: .- bytes, .- too many" })
+
 return M

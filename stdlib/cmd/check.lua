@@ -1,0 +1,210 @@
+-- dtrain check script.lua --ranks n [--all] [--steps k]: a few steps with the script's strategy on n ranks and in one process from
+-- the same seed; the loss of each step, and every parameter's gradient (as the optimizer sees it, before clipping) and value
+-- after it, must agree. Exit code 0: they do; 1: they differ; 2: a side did not run.
+--
+-- Each side is a dtrain of its own, `dtrain check --into file`, whose rank 0 writes all of it into a file.
+local cli = require "dtrain.cli"
+local compare = require "dtrain.compare"
+local core = require "dtrain.core"
+local cover = require "dtrain.cover"
+local engines = require "dtrain.engine"
+local modules = require "dtrain.nn.module"
+local planned = require "dtrain.cmd.planned"
+local strategies = require "dtrain.strategy"
+local trace = require "dtrain.trace"
+local util = require "dtrain.util"
+
+local function fail(fmt, ...) error("dtrain: " .. fmt:format(...), 0) end
+local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
+local function output_of(command)
+  local pipe <close> = assert(io.popen(command))
+  return (pipe:read("a"):gsub("%s+$", ""))
+end
+
+-- The model's parameters, in its order.
+local function parameters(job)
+  local out = {}
+  for _, m in ipairs(trace.modules(job)) do
+    modules.base.each_parameter(m[2], function(name, p) if p.type == "param" then out[#out + 1] = m[1] .. name end end)
+  end
+  return out
+end
+
+-- ---- one side ----
+local function side(job, steps, path)
+  job.checkpoint, job.out, job.eval.data = nil, nil, nil
+  cli.given.steps, cli.given.out, cli.given.resume = steps, nil, nil
+  local engine, out, losses, norms = engines.new(job), {}, {}, {}
+  local function keep(step, names, what)
+    for _, name in ipairs(names) do
+      local t = engine:whole(what .. name)
+      if core.rank() == 0 then out[("%d %s%s"):format(step, what, name)] = t end
+    end
+  end
+  local names = parameters(job)
+  keep(0, names, "")
+  for step = 1, steps do
+    local m = engine:step()
+    losses[step], norms[step] = m.loss, m.grad_norm
+    keep(step, names, "grad:")
+    keep(step, names, "")
+  end
+  out.losses, out.norms = core.tensor(losses, "f64"), core.tensor(norms, "f64")
+  if core.rank() == 0 then core.save(path, out) end
+end
+
+-- ---- starting the sides ----
+-- The words that make a side of this command; parallel: what --parallel says, nil: the script's own.
+local function command(words, ranks, path, steps, parallel)
+  local pid = io.open("/proc/self/stat"):read("n")
+  local list = { output_of(("readlink /proc/%d/exe"):format(pid)), "check", "--into", path, "--steps", tostring(steps) }
+  for name, v in util.sorted(cli.before) do list[#list + 1] = ("--%s=%s"):format(name, v) end
+  for _, w in ipairs(words) do list[#list + 1] = w end
+  if parallel then list[#list + 1] = "--parallel=" .. parallel end
+  local line = table.concat(util.map(list, quote), " ")
+  if ranks == 1 then return line end
+  local start = ("mpirun --mca btl_vader_single_copy_mechanism none -n %d "):format(ranks)
+  if ranks > (math.tointeger(tonumber(output_of "nproc 2> /dev/null")) or 1) then
+    start = start:gsub("^mpirun", "mpirun --oversubscribe --mca mpi_yield_when_idle 1")
+  end
+  if output_of "id -u" == "0" then start = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " .. start end
+  return start .. line
+end
+
+-- Runs it; returns nothing, or what it said when it failed.
+local function run(line, log)
+  local done, _, code = os.execute(line .. " > " .. quote(log) .. " 2>&1 < /dev/null")
+  if done then return end
+  local file <close> = io.open(log)
+  local text = file and file:read("a") or ""
+  return ("%s(exit code %d)"):format(text:gsub("%-%-%-%-%-.*$", ""), code)
+end
+
+-- ---- strategies to try ----
+local function divisors(n)
+  local out = {}
+  for d = 1, n do if n % d == 0 then out[#out + 1] = d end end
+  return out
+end
+
+-- The library's keys of `parallel` and what is tried of each; those that no strategy reads are left out.
+local function variants(job, ranks)
+  local rows = { { "zero", { 0, 1, 2, 3 } }, { "tensor", divisors(ranks) }, { "sequence", { false, true } },
+    { "pipeline", divisors(ranks) }, { "schedule", { "gpipe", "1f1b", "interleaved", "zb_h1" } },
+    { "recompute", { "none", "full" } } }
+  local known, out = {}, {}
+  for _, s in ipairs(job.parallel.list) do
+    for _, row in ipairs(s.options or {}) do known[row[1]] = true end
+    for _, row in ipairs(s.variants or {}) do
+      known[row[1]] = true
+      rows[#rows + 1] = row
+    end
+  end
+  for _, row in ipairs(rows) do if known[row[1]] then out[#out + 1] = row end end
+  local list = cover(out, function(r)
+    return ranks % ((r.tensor or 1) * (r.pipeline or 1)) == 0 and not (r.sequence and r.tensor == 1)
+      and not (r.pipeline == 1 and r.schedule and r.schedule ~= "1f1b")
+  end)
+  return util.map(list, function(r)
+    local text = { "none" }
+    for _, row in ipairs(out) do
+      local v, plain = r[row[1]], row[2][1]
+      if v ~= plain and not (row[1] == "schedule" and r.pipeline == 1) then text[#text + 1] = row[1] .. "=" .. tostring(v) end
+    end
+    return table.concat(text, ",")
+  end)
+end
+
+-- Plans it for the first and the last rank; returns the error of a strategy that is refused.
+local function refused(job, parallel, ranks)
+  local ok, message = pcall(function()
+    if parallel then
+      cli.given.parallel = parallel
+      job.parallel = util.at(job.where, strategies.new, cli.parallel {})
+    end
+    for _, rank in ipairs(ranks > 1 and { 0, ranks - 1 } or { 0 }) do planned.plans(job, ranks, rank) end
+  end)
+  return not ok and tostring(message) or nil
+end
+
+local function check_all(job, words, ranks, steps, dir, limit)
+  local list, bad, seen = variants(job, ranks), 0, {}
+  print(("%d steps on %d ranks against one process, allowed %g of a tensor's largest element"):format(steps, ranks, limit))
+  print(("%-56s %-9s %s"):format("strategy", "result", "worst loss, gradient, value"))
+  local want = core.load(dir .. "/one.safetensors")
+  for _, parallel in ipairs(list) do
+    local title = parallel:gsub("^none,?", "")
+    local result, detail = "refused", refused(job, parallel, ranks)
+    if not seen[parallel] and not detail then
+      local said = run(command(words, ranks, dir .. "/ranks.safetensors", steps, parallel), dir .. "/log")
+      if said then
+        result, detail = "FAILED", said
+      else
+        local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), want, parameters(job), job.precision)
+        result = text and "DIFFERS" or "equal"
+        detail = ("%.1e %.1e %.1e%s"):format(worst.loss, worst.gradient, worst.value, text and "  " .. text or "")
+      end
+      os.remove(dir .. "/ranks.safetensors")
+    end
+    if not seen[parallel] then
+      print(("%-56s %-9s %s"):format(title == "" and "data" or title, result, detail))
+      if result == "FAILED" or result == "DIFFERS" then bad = bad + 1 end
+    end
+    seen[parallel] = true
+  end
+  print(bad == 0 and "all that ran are equal" or ("%d of them not equal"):format(bad))
+  return bad == 0 and 0 or 1
+end
+
+return function(words)
+  local steps = cli.given.steps or cli.peek("steps", "count") or 3
+  local into = cli.given.into
+  cli.before = {}
+  for _, name in ipairs { "seed", "threads", "parallel" } do cli.before[name] = cli.given[name] end
+  local job = planned.job(words)
+  steps, into = cli.given.steps or steps, cli.given.into or into
+  if into then
+    side(job, steps, into)
+    return 0
+  end
+  if os.getenv "OMPI_COMM_WORLD_SIZE" then
+    fail("check starts its ranks itself; run it without mpirun: dtrain check %s --ranks %s", words[1],
+      os.getenv "OMPI_COMM_WORLD_SIZE")
+  end
+  local ranks = cli.given.ranks or 2
+  if ranks > 1 and output_of "command -v mpirun" == "" then
+    fail("check needs Open MPI's mpirun on the PATH to start %d ranks, and there is none; install openmpi-bin, or try --ranks 1",
+      ranks)
+  end
+  local limit = compare.allowed[job.precision]
+  local message = not cli.given.all and refused(job, nil, ranks)
+  if message then error(message, 0) end
+  local dir = output_of "mktemp -d"
+  local _ <close> = setmetatable({}, { __close = function() os.execute("rm -rf " .. quote(dir)) end })
+  local said = run("env -u DT_FAULT " .. command(words, 1, dir .. "/one.safetensors", steps, "none"), dir .. "/log")
+  if said then
+    io.stderr:write("dtrain: check: the one process did not run:\n", said, "\n")
+    return 2
+  end
+  if cli.given.all then return check_all(job, words, ranks, steps, dir, limit) end
+  said = run(command(words, ranks, dir .. "/ranks.safetensors", steps), dir .. "/log")
+  if said then
+    io.stderr:write(("dtrain: check: the %d ranks did not run:\n"):format(ranks), said, "\n")
+    return 2
+  end
+  local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), core.load(dir .. "/one.safetensors"), parameters(job),
+    job.precision)
+  local mesh = util.map(job:where_is(0, ranks).mesh, function(a) return ("%s %d"):format(a.name, a.size) end)
+  print(("%d steps of %s on %d rank%s (%s) against one process"):format(steps, words[1], ranks, ranks == 1 and "" or "s",
+    table.concat(mesh, ", ")))
+  if text then
+    print("DIFFERS at " .. text)
+    if tostring(job.model):find "BatchNorm2d" then
+      print("(BatchNorm2d normalises each microbatch by itself: its results depend on how a batch is divided)")
+    end
+    return 1
+  end
+  print(("equal: losses to %.1e, gradients of %d parameters to %.1e, their values to %.1e of the largest element (allowed %g)")
+    :format(worst.loss, #parameters(job), worst.gradient, worst.value, limit))
+  return 0
+end

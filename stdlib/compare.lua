@@ -1,0 +1,87 @@
+-- Two runs of one job, tensor by tensor: what `dtrain check` and the tests of strategies mean by equal. A run is a table of
+-- tensors by name: losses and norms (f64, one a step), "0 name" a parameter's first value, "3 grad:name" and "3 name" its gradient
+-- in step 3 and its value after it.
+local ops = require "dtrain.ops"
+
+local M = {}
+
+-- Relative to the largest element of a tensor. 16-bit activations round at 2^-9 or 2^-12; sums in another order, or in parts on
+-- several ranks, round at other places, a few times in a row. From the second step on the two sides' values differ by rounding, which
+-- an adaptive optimizer makes larger where a gradient is small: f32 gradients may then differ by `later`.
+M.allowed = { f32 = 2e-5, bf16 = 2e-2, f16 = 2e-2 }
+M.later = { f32 = 2e-4, bf16 = 2e-2, f16 = 2e-2 }
+
+local function largest(t) return t:numel() == 0 and 0 or ops.max(ops.abs(t)):item() end
+
+local function place_of(t, i)
+  local shape, at = t:shape(), {}
+  for d = #shape, 1, -1 do
+    at[d] = i % shape[d]
+    i = i // shape[d]
+  end
+  return #at > 0 and ("[%s]"):format(table.concat(at, ",")) or ""
+end
+
+--- The first difference between a run and the one that it should equal, in the order of time and of `names`, or nil; and the
+--- worst { loss, gradient, value } relative to the largest element.
+function M.runs(got, want, names, precision)
+  local steps, precise = want.losses:numel(), M.allowed[precision]
+  local worst = { loss = 0, gradient = 0, value = 0 }
+  local noise, start = {}, {} -- by parameter: how far gradients differ relative to themselves; values before the first step
+  local function numbers(step, what, key, limit)
+    local a, b = got[key]:totable()[step], want[key]:totable()[step]
+    local r = a == b and 0 or math.abs(a - b) / math.max(math.abs(b), 1e-30)
+    worst.loss = math.max(worst.loss, r == r and r or math.huge)
+    if not (r <= limit) then
+      return ("step %d: %s is %.9g on the ranks, %.9g in one process: %.2g relative (allowed %g)"):format(step, what, a,
+        b, r, limit)
+    end
+  end
+  -- slack: tensor of what is allowed beside the limit, or nil
+  local function tensors(step, kind, name, key, limit, slack)
+    local a, b = got[key], want[key]
+    if not a and not b then return end
+    if not a or not b then return ("step %d: the %s of %s is only on one side"):format(step, kind, name) end
+    a, b = a:to "f64", b:to "f64"
+    local apart, scale = ops.abs(a - b), largest(b)
+    local over = slack and ops.maximum(apart - slack, 0) or apart
+    local r = largest(over)
+    r = r == 0 and 0 or r / math.max(scale, 1e-30)
+    worst[kind] = math.max(worst[kind], r == r and r or math.huge)
+    if r <= limit then return end
+    local i = r == r and ops.argmax(over:reshape { -1 }, 0):item() or 0
+    local x, y = a:reshape { -1 }:totable()[i + 1], b:reshape { -1 }:totable()[i + 1]
+    return ("step %d: the %s of %s differs, most at %s: %.9g on the ranks, %.9g in one process; %.2g of its largest element (allowed %g)")
+      :format(step, kind, name, place_of(b, i), x, y, r, limit)
+  end
+  -- An adaptive optimizer makes steps of full size from the rounding of a gradient that is zero but for it. So a value may differ by
+  -- as much as the observed difference of its own gradient, in relation to that gradient, explains.
+  local function slack_of(step, name)
+    local a, b = got[("%d grad:%s"):format(step, name)], want[("%d grad:%s"):format(step, name)]
+    if not a or not b then return end
+    a, b = a:to "f64", b:to "f64"
+    local now = ops.minimum(ops.abs(a - b) / (ops.abs(b) + 1e-30), 2)
+    noise[name] = noise[name] and ops.maximum(noise[name], now) or now
+    return noise[name] * (4 * largest(want[("%d %s"):format(step, name)]:to "f64" - start[name]))
+  end
+  for _, name in ipairs(names) do
+    local text = tensors(0, "value", name, "0 " .. name, precise)
+    if text then return text, worst end
+    start[name] = want["0 " .. name]:to "f64"
+  end
+  for step = 1, steps do
+    local limit = step == 1 and precise or M.later[precision]
+    local text = numbers(step, "the loss", "losses", precise)
+    for _, name in ipairs(names) do
+      text = text or tensors(step, "gradient", name, ("%d grad:%s"):format(step, name), limit)
+    end
+    text = text or numbers(step, "the gradient norm", "norms", limit)
+    for _, name in ipairs(names) do
+      text = text or tensors(step, "value", name, ("%d %s"):format(step, name), precise, slack_of(step, name))
+    end
+    if text then return text, worst end
+  end
+  return nil, worst
+end
+
+return M

@@ -1,0 +1,142 @@
+-- Every strategy equals one process: losses, every gradient and every value of a small GPT and a small MLP, for a pairwise covering
+-- set of the choices below, or for all of them (DT_ALL=1: make test-all).
+local dt = require "dtrain"
+local compare = require "dtrain.compare"
+local cover = require "dtrain.cover"
+local strategies = require "dtrain.strategy"
+local support = require "support"
+
+-- What is combined: name, values, and the key of `parallel` that must be there (else only the first value is used).
+local factors = {
+  { "model", { "gpt", "mlp" } },
+  { "data", { 1, 2, 3 } },
+  { "zero", { 0, 1, 2, 3 }, "zero" },
+  { "tensor", { 1, 2, 3 }, "tensor" },
+  { "sequence", { false, true }, "sequence" },
+  { "pipeline", { "1", "2 gpipe", "2 1f1b", "2 interleaved", "2 zb_h1", "4 gpipe", "4 1f1b", "4 zb_h1" }, "pipeline" },
+  { "precision", { "f32", "bf16" } },
+  { "accumulation", { 1, 3 } },
+  { "recompute", { "none", "full" }, "recompute" },
+  { "tied", { true, false } },
+  { "clip", { false, true } },
+}
+local most_ranks = 8
+
+local known = {}
+for _, s in ipairs(strategies.new({}).list) do
+  for _, row in ipairs(s.options or {}) do known[row[1]] = true end
+end
+for _, f in ipairs(factors) do
+  if f[3] and not known[f[3]] then f[2] = { f[2][1] } end
+end
+
+local function stages(r) return tonumber(r.pipeline and r.pipeline:match "%d+" or 1) end
+local function ranks_of(r) return (r.data or 1) * (r.tensor or 1) * stages(r) end
+
+-- May these choices stand together? nil: not chosen yet.
+local function valid(r)
+  if ranks_of(r) > most_ranks then return false end
+  if r.model == "mlp" and (r.tied or r.sequence) then return false end
+  if r.sequence and r.tensor == 1 then return false end
+  if r.data == 1 and (r.zero or 0) > 0 then return false end
+  return true
+end
+
+local function product()
+  local rows = {}
+  local function choose(i, r)
+    if i > #factors then
+      local copy = {}
+      for _, f in ipairs(factors) do copy[f[1]] = r[f[1]] end
+      rows[#rows + 1] = copy
+      return
+    end
+    for _, v in ipairs(factors[i][2]) do
+      r[factors[i][1]] = v
+      if valid(r) then choose(i + 1, r) end
+    end
+    r[factors[i][1]] = nil
+  end
+  choose(1, {})
+  return rows
+end
+
+local dir = support.folder()
+local runs = 0
+
+local function train(words, ranks)
+  runs = runs + 1
+  local path = ("%s/%d.safetensors"):format(dir, runs)
+  local code, text = support.run(("check --steps 2 --into %s tests/dist/strategy.lua --threads 1 %s"):format(path, words),
+    { ranks = ranks > 1 and ranks, seconds = 120 })
+  assert(code == 0, words .. "\n" .. text)
+  local run = dt.load(path)
+  os.remove(path) -- mapped: it lives as long as its tensors
+  return run
+end
+
+local references = {}
+local function reference(words)
+  references[words] = references[words] or train(words .. " --parallel none", 1)
+  return references[words]
+end
+
+local function names_of(run)
+  local out = {}
+  for key in dt.sorted(run) do out[#out + 1] = key:match "^0 (.+)$" end
+  return out
+end
+
+local function title(r)
+  local out = {}
+  for _, f in ipairs(factors) do
+    if #f[2] > 1 then out[#out + 1] = f[1] .. " " .. tostring(r[f[1]]) end
+  end
+  return table.concat(out, ", ")
+end
+
+local function check(r)
+  local job = ("--model %s --precision %s%s%s"):format(r.model, r.precision, r.tied and "" or " --no-tied",
+    r.clip and " --clip 0.1" or "")
+  local parallel = { "data=" .. r.data }
+  local function add(key, v) if known[key] then parallel[#parallel + 1] = key .. "=" .. tostring(v) end end
+  add("zero", r.zero)
+  add("tensor", r.tensor)
+  add("sequence", r.sequence)
+  add("pipeline", stages(r))
+  local schedule = r.pipeline:match "%d+ (%S+)"
+  if schedule then add("schedule", schedule) end
+  add("recompute", r.recompute)
+  -- interleaved stages want a number of microbatches that the stages divide
+  local micros = r.accumulation > 1 and schedule == "interleaved" and 4 or r.accumulation
+  local got = train(("%s --micro %d --parallel %s"):format(job, -(-24 // (r.data * micros)), table.concat(parallel, ",")),
+    ranks_of(r))
+  local want = reference(job)
+  local text = compare.runs(got, want, names_of(want), r.precision)
+  assert(not text, text)
+end
+
+local all = os.getenv "DT_ALL"
+local rows = all and product() or cover(factors, valid)
+describe(all and "each combination equals one process:" or "a covering set equals one process:", function()
+  for _, r in ipairs(rows) do it(title(r), function() check(r) end) end
+end)
+
+describe("the covering set", function()
+  it("has each pair of choices that any combination has", function()
+    local missing, have, may = {}, {}, {}
+    local function pairs_of(list, into)
+      for _, r in ipairs(list) do
+        for i = 1, #factors do
+          for j = i + 1, #factors do
+            into[("%s=%s %s=%s"):format(factors[i][1], r[factors[i][1]], factors[j][1], r[factors[j][1]])] = true
+          end
+        end
+      end
+    end
+    pairs_of(cover(factors, valid), have)
+    pairs_of(product(), may)
+    for pair in dt.sorted(may) do if not have[pair] then missing[#missing + 1] = pair end end
+    assert.are.equal("", table.concat(missing, "\n"))
+  end)
+end)
