@@ -5,6 +5,7 @@ local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
+local pieces = require "dtrain.pieces"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
 local strategies = require "dtrain.strategy"
@@ -163,89 +164,19 @@ local function stepped(self, m)
   return m
 end
 
-local function batch_of(self)
-  local done, per = self.step_number, self.steps_per_epoch
-  return { step = done + 1, epoch = done // per, index = done % per }
-end
-
 --- Iterates over (step, batch) up to the job's number of steps; the loop calls engine:step(batch) once for each. batch:
 --- { step = from 1, epoch = from 0, index = of the batch in its epoch, from 0 }.
 function Engine:batches()
   return function()
     if self.step_number >= self.steps or self:stop_requested() then return nil end
-    return self.step_number + 1, batch_of(self)
+    return self.step_number + 1, pieces.batch(self)
   end
-end
-
--- ---- the same step in pieces: forward, backward, step for each microbatch ----
---- Iterates over (step, microbatch) of this rank: { step, epoch, index, micro = from 1, micros = how many }. The loop calls
---- `loss = engine(batch)`, `engine:backward(loss)` and `engine:step()` for each; the last of a step updates.
-function Engine:microbatches()
-  if select(2, strategies.coord(self.where.mesh, 0, "pipeline")) > 1 then
-    util.fail("engine:microbatches: with pipeline stages forward and backward of several microbatches interleave; "
-      .. "use engine:batches() and engine:step(batch), which do the whole")
-  end
-  return function()
-    local p = self.pieces
-    if p and p.wants ~= "step taken" then
-      util.fail("engine:microbatches: microbatch %d of step %d still wants %s; forward, backward and step belong to each",
-        p.micro, p.step, p.wants)
-    end
-    if not p or p.micro == p.micros then
-      self.pieces = nil
-      if self.step_number >= self.steps or self:stop_requested() then return nil end
-      p = batch_of(self)
-      p.micro, p.micros = 0, self.exec:begin(self.loader)
-      self.pieces = p
-    end
-    p.micro, p.wants = p.micro + 1, "forward"
-    return p.step, p
-  end
-end
-
-local function piece(self, name, wants)
-  local p = self.pieces
-  if not p or p.wants ~= wants then
-    util.fail("engine:%s: %s; for each batch of engine:microbatches() call engine(batch), engine:backward(loss), "
-      .. "engine:step(), in this order", name, p and ("microbatch %d of step %d wants %s"):format(p.micro, p.step, p.wants)
-      or "no microbatch is under way")
-  end
-  return p
-end
-
---- Forward of the microbatch at hand; returns its mean loss on this rank, a number. engine(batch) is the same.
-function Engine:forward(batch)
-  local p = piece(self, "forward", "forward")
-  if batch ~= p then util.fail("engine:forward wants the batch that engine:microbatches() gave last") end
-  p.loss, p.count = self.exec:forward(self.loader)
-  p.wants = "backward"
-  return p.loss
-end
-
-Engine.__call = Engine.forward
-
---- Backward of that microbatch, whose loss it is: the gradients are added to those of the step's earlier ones.
-function Engine:backward(loss)
-  local p = piece(self, "backward", "backward")
-  if loss ~= p.loss and (loss == loss or p.loss == p.loss) then
-    util.fail("engine:backward wants the loss of the last forward, %.9g, got %s; factors and terms belong into the job's "
-      .. "loss, which is traced", p.loss, util.show(loss))
-  end
-  self.exec:backward()
-  p.wants = "step"
-end
-
--- engine:step() in a loop over microbatches: updates after the last one and returns the step's numbers, else nil.
-local function finish(self)
-  local p = piece(self, "step", "step")
-  p.wants = "step taken"
-  if p.micro == p.micros then return stepped(self, self.exec:finish(self.loader, self.info)) end
 end
 
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
 --- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
 function Engine:step(batch)
-  if self.pieces then return finish(self) end
+  if self.pieces then return pieces.finish(self, stepped) end
   if batch and batch.step ~= self.step_number + 1 then
     util.fail("engine:step: this batch belongs to step %d, the next step is %d; take one step for each batch",
       batch.step,
@@ -324,6 +255,8 @@ end
 --- The whole tensor of a parameter on rank 0; "grad:name": its gradient in the last step before clipping, nil when it gets none.
 --- All ranks call it, in the same order.
 function Engine:whole(name) return self.exec:get(name) end
+
+pieces.install(Engine)
 
 --- Name -> concrete tensor of parameters and buffers.
 function Engine:state() return modules.base.state(self.job.model) end

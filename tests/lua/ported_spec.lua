@@ -336,7 +336,8 @@ describe("dt.deepspeed", function()
       assert.are.equal(stage, job(with { zero_optimization = { stage = stage } }).parallel.p.zero)
     end
     assert.are.equal(1, job(with { zero_optimization = true }).parallel.p.zero)
-    assert.are.equal(1e5, job(with { zero_optimization = { stage = 3, stage3_param_persistence_threshold = 1e5 } }).parallel.p.resident)
+    local z = { stage = 3, stage3_param_persistence_threshold = 1e5 }
+    assert.are.equal(1e5, job(with { zero_optimization = z }).parallel.p.resident)
     assert.matches("stage: is 2, but the script says parallel = { zero = 1 }",
       message(job, with { zero_optimization = { stage = 2 } }, { parallel = { zero = 1 } }))
   end)
