@@ -184,6 +184,7 @@ static int g_param(lua_State *L) {
   dt_param p = {.name = new_name(L, fn, b->g),
                 .grad = -1,
                 .trainable = trainable,
+                .counted = true,
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,

@@ -20,7 +20,7 @@ static int plan_gc(lua_State *L) {
 }
 
 /* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =,
- * clip_value =, layout = plan, ranks = } */
+ * clip_value =, layout = plan, ranks =, zero =, resident =, every_micro =, by_registration =, optimizer = name } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -29,13 +29,17 @@ int dtl_compile(lua_State *L) {
   bool train = false;
   int precision = DT_F32, comm = DT_F32, layout = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
-  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
+  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size, zero = 0, resident = 0;
+  bool every_micro = false, registration = false;
+  const char *optimizer = NULL;
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL},
            {"comm_dtype", 'd', &comm, NULL}, {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL},
            {"rows", 'i', &rows, NULL}, {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL},
            {"clip", 'f', &clip, NULL}, {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL},
-           {"ranks", 'i', &ranks, NULL});
+           {"ranks", 'i', &ranks, NULL}, {"zero", 'i', &zero, NULL}, {"resident", 'i', &resident, NULL},
+           {"every_micro", 'b', &every_micro, NULL}, {"by_registration", 'b', &registration, NULL},
+           {"optimizer", 's', &optimizer, NULL});
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
   if (comm != DT_F32 && comm != precision)
@@ -50,7 +54,13 @@ int dtl_compile(lua_State *L) {
   if (rows < 1) dtl_fail(L, "%s: rows must be at least 1, got %lld", fn, (long long)rows);
   if (!(bucket > 0) || !(first > 0)) dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
   if (train && b->g->level < DT_UPDATED) dtl_fail(L, "%s: a training plan needs g:grad() and g:update() first", fn);
+  if (zero < 0 || zero > 3) dtl_fail(L, "%s: zero is 0 to 3, got %lld", fn, (long long)zero);
   dt_spec s = {.rank = (int)rank,
+               .zero = (int)zero,
+               .resident = resident,
+               .every_micro = every_micro,
+               .by_registration = registration,
+               .optimizer = optimizer,
                .threads = (int)threads,
                .train = train,
                .precision = precision,

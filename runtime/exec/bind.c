@@ -69,7 +69,7 @@ static char *place(dt_exec *x, int k, dt_addr a) {
   return b->persist + a.off;
 }
 
-static dt_view view_at(dt_exec *x, int k, dt_val v) {
+dt_view dt_exec_view(dt_exec *x, int k, dt_val v) {
   const dt_graph *g = x->b[k].plan->g;
   const dt_value *a = &g->val.p[v], *r = &g->val.p[a->root];
   dt_view w = {.t = a->t};
@@ -87,9 +87,9 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++) b->input[i] = view_at(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
-  for (int i = 0; i < g->output.n; i++) b->output[i] = view_at(x, k, g->output.p[i]);
-  b->stats = g->stats >= 0 ? view_at(x, k, g->stats).p : NULL;
+  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->output.n; i++) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
+  b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
   for (int s = 0; s < 3; s++) {
     int n = p->seg[s].ins.n;
     b->seg[s] = dt_xalloc(sizeof(bound) * (size_t)(n + 1));
@@ -112,6 +112,7 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       c->ws_bytes = (size_t)p->ws;
       c->pool = x->ctx->pool;
       c->tick = &x->tick;
+      if (ins->kind == DT_I_CLEAR) continue;
       if (ins->kind == DT_I_COMM) {
         q->job = (dt_commjob){
             .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
@@ -132,7 +133,7 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       if (kern->prepare) DT_TRY(kern->prepare(c, e));
       if (s == 2 && g->norm >= 0)
         for (int j = 0; j < ins->nout; j++)
-          if (c->out[j].p == view_at(x, k, g->norm).p) b->norm_at = i + 1;
+          if (c->out[j].p == dt_exec_view(x, k, g->norm).p) b->norm_at = i + 1;
     }
   }
   return DT_OK;
@@ -164,15 +165,16 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
   memcpy(x->region_bytes, r, sizeof r);
   bool alone = x->ctx->comm->size == 1 || !x->b[0].plan->spec.train;
-  x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM];
-  x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
+  bool share = !alone && x->b[0].plan->layout.shards > 1; /* parameters travel, too */
+  x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM] + (share ? r[DT_REG_PARAM] : 0);
+  x->arena_bytes = (share ? 0 : r[DT_REG_PARAM]) + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
                    (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
   if (planned != x->arena_bytes + x->window_bytes)
     return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned,
                    (long long)(x->arena_bytes + x->window_bytes));
   DT_TRY(get_memory(x->arena_bytes, &x->arena, e));
   char *at = x->arena;
-  x->base[DT_REG_PARAM] = at, at += r[DT_REG_PARAM];
+  if (!share) x->base[DT_REG_PARAM] = at, at += r[DT_REG_PARAM];
   x->base[DT_REG_STATE] = at, at += r[DT_REG_STATE];
   for (int k = 0; k < x->nplan; k++) x->b[k].persist = at, at += x->b[k].plan->bytes[DT_REG_PERSIST];
   x->base[DT_REG_ACT] = x->base[DT_REG_TEMP] = at, at += pool;
@@ -186,6 +188,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
     x->window = w;
     x->base[DT_REG_GRAD] = x->window;
     x->base[DT_REG_COMM] = x->window + r[DT_REG_GRAD];
+    if (share) x->base[DT_REG_PARAM] = x->base[DT_REG_COMM] + r[DT_REG_COMM];
   }
   for (int k = 0; k < x->nplan; k++) { /* communicators, in the order that all ranks share */
     const dt_graph *g = x->b[k].plan->g;
@@ -196,25 +199,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   x->ticket = dt_xalloc(sizeof(uint64_t) * (size_t)(tickets + 1));
   for (int k = 0; k < x->nplan; k++) DT_TRY(bind_plan(x, k, e));
 
-  /* the named tensors: parameters, buffers, states */
-  const dt_graph *g = x->b[0].plan->g;
-  DT_VEC(const char *) names = {0};
-  DT_VEC(dt_view) views = {0};
-  dt_graph *gm = x->b[0].plan->g;
-  for (int i = 0; i < g->param.n; i++) {
-    dt_vec_push(&names, g->param.p[i].name);
-    dt_vec_push(&views, view_at(x, 0, g->param.p[i].val));
-  }
-  for (int i = 0; i < g->buf.n; i++) {
-    dt_vec_push(&names, dt_arena_printf(&gm->mem, "buffer:%s", g->buf.p[i].name));
-    dt_vec_push(&views, view_at(x, 0, g->buf.p[i].val));
-  }
-  for (int i = 0; i < g->param.n; i++)
-    for (int s = 0; s < g->param.p[i].nstate; s++) {
-      dt_vec_push(&names, dt_arena_printf(&gm->mem, "state:%s:%s", g->param.p[i].name, g->param.p[i].state_name[s]));
-      dt_vec_push(&views, view_at(x, 0, g->param.p[i].state[s]));
-    }
-  x->names = names.p, x->views = views.p, x->nnames = names.n;
+  dt_exec_list(x);
   return DT_OK;
 }
 
@@ -235,20 +220,21 @@ void dt_exec_unbind(dt_exec *x) {
   dt_commq_free(x->queue);
   if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
   drop_memory(x->arena, x->arena_bytes);
-  free(x->ticket), free(x->names), free(x->views), free(x->field_of);
+  free(x->ticket), free(x->names), free(x->kept), free(x->field_of);
 }
 
 /* ---- first values: keyed by (seed, name, element), so that they depend neither on ranks nor on threads ---- */
 typedef struct filling {
   const dt_init *in;
   dt_view v;
+  int64_t begin; /* element of the tensor that v begins with */
   uint64_t key;
 } filling;
 
 static void fill_part(void *ctx, int part, int parts) {
   const filling *f = ctx;
-  int64_t n = dt_numel(&f->v.t), quads = (n + 3) / 4;
-  for (int64_t q = quads * part / parts; q < quads * (part + 1) / parts; q++) {
+  int64_t n = dt_numel(&f->v.t), first = f->begin / 4, quads = (f->begin + n + 3) / 4 - first;
+  for (int64_t q = first + quads * part / parts; q < first + quads * (part + 1) / parts; q++) {
     uint32_t r[4];
     dt_philox(f->key, 0, (uint64_t)q, r);
     double v[4];
@@ -261,24 +247,29 @@ static void fill_part(void *ctx, int part, int parts) {
         v[i] = f->in->a + m * cos(t), v[i + 1] = f->in->a + m * sin(t);
       }
     }
-    for (int i = 0; i < 4 && 4 * q + i < n; i++) dt_put(f->v.p, f->v.t.dtype, 4 * q + i, v[i]);
+    for (int i = 0; i < 4; i++) {
+      int64_t at = 4 * q + i - f->begin;
+      if (at >= 0 && at < n) dt_put(f->v.p, f->v.t.dtype, at, v[i]);
+    }
   }
 }
 
-static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *name) {
+/* v: elements of the tensor from `begin` on */
+static void first_value(dt_exec *x, const dt_init *in, dt_view v, int64_t begin, const char *name) {
   int64_t n = dt_numel(&v.t);
+  if (!n) return;
   if (in->kind == DT_INIT_UNIFORM || in->kind == DT_INIT_NORMAL) {
-    filling f = {in, v, dt_hash(name, strlen(name), x->ctx->seed)};
+    filling f = {in, v, begin, dt_hash(name, strlen(name), x->ctx->seed)};
     dt_pool_run(x->ctx->pool, n > 4096 ? x->ctx->threads : 1, fill_part, &f);
     return;
   }
   if (in->kind == DT_INIT_GIVEN && in->dtype == v.t.dtype) {
-    memcpy(v.p, in->data, (size_t)dt_nbytes(&v.t));
+    memcpy(v.p, (const char *)in->data + begin * (int64_t)dt_dtype_size(in->dtype), (size_t)dt_nbytes(&v.t));
     return;
   }
   for (int64_t i = 0; i < n; i++)
     dt_put(v.p, v.t.dtype, i,
-           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, i)
+           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, begin + i)
            : in->kind == DT_INIT_ONES  ? 1
            : in->kind == DT_INIT_CONST ? in->a
                                        : 0);
@@ -290,12 +281,14 @@ void dt_exec_init_values(dt_exec *x) {
     if (k == 0)
       for (int i = 0; i < g->param.n; i++) {
         const dt_param *p = &g->param.p[i];
-        first_value(x, &p->init, view_at(x, 0, p->val), p->name);
+        first_value(x, &p->init, dt_exec_view(x, 0, p->val), p->val == p->own ? p->own_begin : 0, p->name);
         for (int s = 0; s < p->nstate; s++)
-          first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, view_at(x, 0, p->state[s]), "");
+          first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), 0,
+                      "");
       }
     for (int i = 0; i < g->buf.n; i++)
       if (k == 0 || !shared_buffer(x, k, g, g->val.p[g->buf.p[i].val].root))
-        first_value(x, &g->buf.p[i].init, view_at(x, k, g->buf.p[i].val), g->buf.p[i].name ? g->buf.p[i].name : "");
+        first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val), 0,
+                    g->buf.p[i].name ? g->buf.p[i].name : "");
   }
 }

@@ -66,7 +66,8 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   if (together)
     for (int i = 0; i < x->nnames; i++) {
       if (!strncmp(x->names[i], "state:", 6)) continue;
-      DT_TRY(c->vt->broadcast(c, x->views[i].p, dt_nbytes(&x->views[i].t), 0, e));
+      if (x->kept[i].part) DT_TRY(dt_exec_same_part(x, i, e));
+      else DT_TRY(c->vt->broadcast(c, x->kept[i].v.p, dt_nbytes(&x->kept[i].t), 0, e));
     }
   x->ready = true;
   return DT_OK;
@@ -87,10 +88,14 @@ int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names;
   return x->nnames;
 }
-dt_view dt_exec_get(dt_exec *x, const char *name) {
+int dt_exec_find(const dt_exec *x, const char *name) {
   for (int i = 0; i < x->nnames; i++)
-    if (!strcmp(x->names[i], name)) return x->views[i];
-  return (dt_view){0};
+    if (!strcmp(x->names[i], name)) return i;
+  return -1;
+}
+dt_view dt_exec_get(dt_exec *x, const char *name) {
+  int i = dt_exec_find(x, name);
+  return i < 0 || x->kept[i].part ? (dt_view){0} : x->kept[i].v;
 }
 
 static dt_status drain(dt_exec *x, dt_err *e) {
@@ -105,8 +110,12 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
     const dt_instr *ins = q->ins;
     if ((ins->flags & DT_NODE_LAST_MICRO) && !last) continue;
     switch (ins->kind) {
+      case DT_I_CLEAR: /* sums that this rank has begun stay */
+        if (comm_only && (first || (ins->flags & DT_NODE_WIRE)))
+          memset(q->call.out[0].p, 0, (size_t)dt_nbytes(&q->call.out[0].t));
+        break;
       case DT_I_KERNEL:
-        if (comm_only && !(ins->flags & DT_NODE_LAST_MICRO)) break;
+        if (comm_only && !(ins->flags & (DT_NODE_LAST_MICRO | DT_NODE_WIRE))) break;
         q->call.flags = first ? ins->acc & ~ins->acc_first0 : ins->acc;
         if (!x->profile) {
           q->run(&q->call);
@@ -295,17 +304,20 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   write_hypers(x, 0);
   DT_TRY(whole(x, main, 0, true, true, e));
   double stats[2] = {0, 0};
-  for (int m = 0; m < batch.nmicro; m++) {
+  int micros = main->plan->lockstep ? batch.most : batch.nmicro;
+  if (!micros) micros = 1;
+  for (int m = 0; m < micros; m++) {
+    if (m >= batch.nmicro) { /* no samples here: zero gradients, every collective */
+      x->tick.micro = m, x->tick.nsample = 0;
+      DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, m == 0, m == micros - 1, true, e));
+      continue;
+    }
     bound_plan *b = plan_for(x, batch.micro[m].n);
     if (!b) return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch.micro[m].n);
     x->tick.micro = m;
     DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
-    DT_TRY(whole(x, b, 1, m == 0, m == batch.nmicro - 1, e));
+    DT_TRY(whole(x, b, 1, m == 0, m == micros - 1, e));
     stats[0] += b->stats[0], stats[1] += b->stats[1];
-  }
-  if (!batch.nmicro) { /* no samples here: zero gradients, every collective */
-    memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
-    DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
   }
   if (c->size > 1) {
     DT_TRY(drain(x, e));
@@ -350,11 +362,23 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
   dt_batch batch;
   for (int i = 0; i < nsums; i++) sums[i] = 0;
   x->tick.step = x->state.step;
-  bool fresh[DT_MAX_PLANS] = {0};
+  bool fresh[DT_MAX_PLANS] = {0}, together = x->ctx->comm->size > 1;
+  bound_plan *main = &x->b[numbers[0]];
+  for (int i = 0; together && i < main->plan->seg[0].ins.n; i++) /* all ranks, whatever sizes of microbatches they meet */
+    if (main->plan->seg[0].ins.p[i].kind == DT_I_COMM) {
+      DT_TRY(whole(x, main, 0, true, true, e));
+      for (int k = 0; k < DT_MAX_PLANS; k++) fresh[k] = true;
+      break;
+    }
   for (;;) {
     DT_TRY(dt_loader_next(l, &batch, e));
     if (!batch.count) break;
-    for (int m = 0; m < batch.nmicro; m++) {
+    int micros = main->plan->lockstep && together ? batch.most : batch.nmicro;
+    for (int m = 0; m < micros; m++) {
+      if (m >= batch.nmicro) {
+        DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
+        continue;
+      }
       int k = -1;
       for (int i = 0; i < n; i++)
         if (x->b[numbers[i]].plan->rows == batch.micro[m].n) k = numbers[i];
@@ -369,6 +393,7 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
         sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
     }
   }
+  DT_TRY(drain(x, e));
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
   return DT_OK;
 }

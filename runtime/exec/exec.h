@@ -22,6 +22,14 @@ typedef struct bound_plan {
   const char **field; /* names of inputs */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
+/* A persistent tensor. A part of one: this rank keeps `len` elements from `begin` on, `v` as a vector. */
+typedef struct dt_kept {
+  dt_type t;
+  dt_view v;
+  bool part;
+  int64_t begin, len;
+  int param; /* in the first plan's graph, where it is a part */
+} dt_kept;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
@@ -39,7 +47,7 @@ struct dt_exec {
   dt_tick tick;
   dt_exec_state state;
   const char **names;
-  dt_view *views;
+  dt_kept *kept;
   int nnames;
   int *field_of; /* scratch: loader field of each input */
 };
@@ -48,6 +56,10 @@ struct dt_exec {
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
+/* kept.c: persistent tensors, also those that ranks hold parts of */
+void dt_exec_list(dt_exec *x);
+dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first values are rank 0's */
+dt_view dt_exec_view(dt_exec *x, int plan, dt_val v); /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* exec.c */

@@ -175,7 +175,7 @@ static void form_groups(fuser *f) {
       int gp = find(f, f->grp[p]);
       if (gp < 0 || gp == mine) continue;
       const dt_node *q = &g->node.p[f->group.p[gp].m.p[0]];
-      if (q->phase != n->phase || f->group.p[gp].f64 != f64 ||
+      if (q->phase != n->phase || q->flags != n->flags || f->group.p[gp].f64 != f64 ||
           !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
         continue;
       if (!fits(f, gp, mine, i) || closes_cycle(f, gp, mine, i)) continue;

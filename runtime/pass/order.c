@@ -44,8 +44,8 @@ static uint64_t when(const dt_node *n) {
 
 /* Runs as soon as it can: communication, and what joins and converts its input. */
 static bool urgent(const dt_node *n) {
-  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_LAST_MICRO) || n->op == DT_OP_accum_grad ||
-         n->op == DT_OP_pack;
+  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & (DT_NODE_LAST_MICRO | DT_NODE_WIRE)) ||
+         n->op == DT_OP_accum_grad || n->op == DT_OP_pack;
 }
 
 dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
@@ -146,10 +146,93 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   return st;
 }
 
+static int segment(const dt_node *n) {
+  return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1;
+}
+
+/* A gather of something that the microbatch itself does not change. */
+static bool foreseen(const dt_graph *g, const dt_node *n) {
+  if (n->op != DT_OP_all_gather || segment(n) != 1) return false;
+  const dt_node *p = &g->node.p[g->val.p[n->in[0]].node];
+  return p->phase == DT_PRE || (dt_op(p->op)->flags & OP_LEAF);
+}
+
+/* Adds a microbatch's reduced gradients to what the step has so far. */
+static bool adds_up(const dt_graph *g, const dt_node *n) {
+  if (!(n->flags & DT_NODE_WIRE) || (dt_op(n->op)->flags & OP_COMM) || !n->nout) return false;
+  const dt_value *r = &g->val.p[g->val.p[n->out[0]].root];
+  return r->region == DT_REG_GRAD && dt_op(g->node.p[r->node].op)->flags & OP_LEAF;
+}
+
+/* Moves within the microbatch: a foreseen gather goes before the first use of the one before it, so that it travels while that one is
+ * used; an addition goes behind the next bucket's reduction, so that it does not wait for its own. */
+static void ahead_and_behind(dt_graph *g) {
+  int n = g->node.n;
+  int *pos = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *use = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  for (int v = 0; v < g->val.n; v++) use[v] = n;
+  DT_VEC(dt_nid) gathers = {0};
+  dt_nid add = -1;
+  int begin = n;
+  for (dt_nid i = 0; i < n; i++) pos[i] = 2 * i + 1;
+  for (dt_nid i = n - 1; i >= 0; i--) {
+    const dt_node *x = &g->node.p[i];
+    if (segment(x) == 1 && !(dt_op(x->op)->flags & OP_LEAF) && !foreseen(g, x)) begin = i;
+    bool view = dt_op(x->op)->flags & OP_VIEW; /* a view is used when its users run */
+    for (int k = 0; k < x->nin; k++) {
+      int at = i;
+      if (view)
+        for (int o = 0; o < x->nout; o++) at = o && use[x->out[o]] > at ? at : use[x->out[o]];
+      if (at < use[x->in[k]]) use[x->in[k]] = at;
+    }
+  }
+  for (dt_nid i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (foreseen(g, x)) { /* by first use */
+      dt_vec_push(&gathers, i);
+      for (int k = gathers.n - 1; k && use[g->node.p[gathers.p[k - 1]].out[0]] > use[x->out[0]]; k--)
+        gathers.p[k] = gathers.p[k - 1], gathers.p[k - 1] = i;
+    }
+    if (adds_up(g, x)) {
+      if (add >= 0) pos[add] = pos[i];
+      add = i;
+    }
+  }
+  if (add >= 0) {
+    int last = add;
+    for (dt_nid i = 0; i < n; i++)
+      if (segment(&g->node.p[i]) == 1) last = i;
+    pos[add] = 2 * last + 2;
+  }
+  for (int k = 0; k < gathers.n; k++) pos[gathers.p[k]] = 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
+  if (add >= 0 || gathers.n) {
+    int *start = dt_xalloc(sizeof(int) * (size_t)(2 * n + 4));
+    dt_nid *to = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1));
+    dt_node *all = dt_xalloc(sizeof(dt_node) * (size_t)(n + 1));
+    /* views of what is gathered follow their gather */
+    for (dt_nid i = 0; i < n; i++) {
+      const dt_node *x = &g->node.p[i];
+      if (segment(x) == 1 && dt_op(x->op)->flags & OP_VIEW && pos[g->val.p[x->in[0]].node] > pos[i])
+        pos[i] = pos[g->val.p[x->in[0]].node];
+    }
+    for (dt_nid i = 0; i < n; i++) start[pos[i] + 1]++;
+    for (int i = 0; i < 2 * n + 2; i++) start[i + 1] += start[i];
+    for (dt_nid i = 0; i < n; i++) to[i] = start[pos[i]]++;
+    for (dt_nid i = 0; i < n; i++) all[to[i]] = g->node.p[i];
+    memcpy(g->node.p, all, sizeof(dt_node) * (size_t)n);
+    for (int v = 0; v < g->val.n; v++) g->val.p[v].node = to[g->val.p[v].node];
+    for (dt_nid i = 0; i < n; i++)
+      if (g->node.p[i].serves >= 0) g->node.p[i].serves = to[g->node.p[i].serves];
+    free(start), free(to), free(all);
+  }
+  dt_vec_free(&gathers);
+  free(pos), free(use);
+}
+
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
   (void)s;
   DT_TRY(dt_graph_sort(g, e));
   dt_graph_compact(g);
+  ahead_and_behind(g);
   double left[DT_UPD + 1] = {0};
   for (dt_nid i = g->node.n - 1; i >= 0; i--) {
     dt_node *x = &g->node.p[i];

@@ -4,19 +4,25 @@ local util = require "dtrain.util"
 
 local D = { name = "data", options = { { "data", "string|count", "auto" }, { "gradient", "table" } } }
 
---- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25, first_bucket_mb = 1, dtype = "f32" | "bf16" | "f16" } }
+--- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 with zero = 3), first_bucket_mb = 1, dtype = "f32" | "bf16" |
+--- "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro" } }
 function D.check(p)
   if type(p.data) == "string" and p.data ~= "auto" then
     util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(p.data))
   end
-  p.gradient = util.options("dt.job: parallel: gradient", p.gradient, { { "bucket_mb", "positive", 25 },
-    { "first_bucket_mb", "positive", 1 }, { "dtype", "string", choices = { "f32", "bf16", "f16" } } })
+  p.gradient = util.options("dt.job: parallel: gradient", p.gradient, { { "bucket_mb", "positive" },
+    { "first_bucket_mb", "positive", 1 }, { "dtype", "string", choices = { "f32", "bf16", "f16" } },
+    { "order", "string", "ready", choices = { "ready", "registration" } },
+    { "every", "string", "step", choices = { "step", "micro" } } })
 end
 
 function D.axis(p) return "data", p.data end
 
 function D.compile(o, p)
-  o.bucket_mb, o.first_bucket_mb, o.comm_dtype = p.gradient.bucket_mb, p.gradient.first_bucket_mb, p.gradient.dtype
+  local g = p.gradient
+  o.bucket_mb, o.first_bucket_mb = g.bucket_mb or (p.zero == 3 and 8 or 25), g.first_bucket_mb
+  o.comm_dtype = g.dtype or o.precision
+  o.by_registration, o.every_micro = g.order == "registration", g.every == "micro"
 end
 
 return D
