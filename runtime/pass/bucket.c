@@ -251,8 +251,9 @@ static void merge_updates(dt_graph *g, const int *order, int np, const buffers *
     int kept = 0;
     for (int k = 0; k < n->nin; k++) {
       dt_val v = n->in[k] < nv && by[n->in[k]] >= 0 ? by[n->in[k]] : n->in[k];
-      if (v != n->in[k] && kept && n->in[kept - 1] == v) continue;
-      n->in[kept++] = v;
+      bool again = false;
+      for (int j = 0; j < kept && v != n->in[k]; j++) again |= n->in[j] == v;
+      if (!again) n->in[kept++] = v;
     }
     n->nin = (int16_t)kept;
   }

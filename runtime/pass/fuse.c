@@ -346,6 +346,8 @@ static void lower_assigns(fuser *f) {
       for (dt_nid j = 0; j < g->node.n; j++)
         for (int k = 0; k < g->node.p[j].nin; k++)
           if (g->node.p[j].in[k] == n->out[0]) g->node.p[j].in[k] = src;
+      for (int b = 0; b < g->bucket.n; b++)
+        if (g->bucket.p[b].flat == n->out[0]) g->bucket.p[b].flat = src;
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);

@@ -164,16 +164,35 @@ static bool adds_up(const dt_graph *g, const dt_node *n) {
   return r->region == DT_REG_GRAD && dt_op(g->node.p[r->node].op)->flags & OP_LEAF;
 }
 
+/* Hands this rank's updated share of a bucket to all. */
+static bool publishes(const dt_graph *g, const dt_node *n) {
+  return n->op == DT_OP_all_gather && n->phase == DT_UPD && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_pack;
+}
+static int64_t first_of(const dt_graph *g, dt_nid i) {
+  return g->node.p[g->val.p[g->node.p[i].in[0]].node].attr[0].i;
+}
+
+typedef struct place {
+  int64_t at;
+  dt_nid node;
+} place;
+static int earlier(const void *a, const void *b) {
+  const place *x = a, *y = b;
+  return x->at != y->at ? (x->at < y->at ? -1 : 1) : x->node - y->node;
+}
+
 /* Moves within the microbatch: a foreseen gather goes before the first use of the one before it, so that it travels while that one is
  * used; an addition goes behind the next bucket's reduction, so that it does not wait for its own. */
 static void ahead_and_behind(dt_graph *g) {
   int n = g->node.n;
-  int *pos = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *use = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  int64_t unit = n + 1;
+  place *pos = dt_xalloc(sizeof(place) * (size_t)(n + 1));
+  int *use = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
   for (int v = 0; v < g->val.n; v++) use[v] = n;
   DT_VEC(dt_nid) gathers = {0};
   dt_nid add = -1;
   int begin = n;
-  for (dt_nid i = 0; i < n; i++) pos[i] = 2 * i + 1;
+  for (dt_nid i = 0; i < n; i++) pos[i] = (place){(2 * i + 1) * unit, i};
   for (dt_nid i = n - 1; i >= 0; i--) {
     const dt_node *x = &g->node.p[i];
     if (segment(x) == 1 && !(dt_op(x->op)->flags & OP_LEAF) && !foreseen(g, x)) begin = i;
@@ -193,7 +212,7 @@ static void ahead_and_behind(dt_graph *g) {
         gathers.p[k] = gathers.p[k - 1], gathers.p[k - 1] = i;
     }
     if (adds_up(g, x)) {
-      if (add >= 0) pos[add] = pos[i];
+      if (add >= 0) pos[add].at = pos[i].at + 1;
       add = i;
     }
   }
@@ -201,30 +220,39 @@ static void ahead_and_behind(dt_graph *g) {
     int last = add;
     for (dt_nid i = 0; i < n; i++)
       if (segment(&g->node.p[i]) == 1) last = i;
-    pos[add] = 2 * last + 2;
+    pos[add].at = (2 * last + 2) * unit;
   }
-  for (int k = 0; k < gathers.n; k++) pos[gathers.p[k]] = 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
-  if (add >= 0 || gathers.n) {
-    int *start = dt_xalloc(sizeof(int) * (size_t)(2 * n + 4));
+  for (int k = 0; k < gathers.n; k++) pos[gathers.p[k]].at = unit * 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
+  /* shares are published in the buckets' order, whatever of them this rank had to update */
+  DT_VEC(dt_nid) shares = {0};
+  for (dt_nid i = 0; i < n; i++) {
+    if (!publishes(g, &g->node.p[i])) continue;
+    dt_vec_push(&shares, i);
+    for (int k = shares.n - 1; k && first_of(g, shares.p[k - 1]) > first_of(g, i); k--)
+      shares.p[k] = shares.p[k - 1], shares.p[k - 1] = i;
+  }
+  for (int k = 1; k < shares.n; k++)
+    if (pos[shares.p[k]].at <= pos[shares.p[k - 1]].at) pos[shares.p[k]].at = pos[shares.p[k - 1]].at + 1;
+  if (add >= 0 || gathers.n || shares.n) {
     dt_nid *to = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1));
     dt_node *all = dt_xalloc(sizeof(dt_node) * (size_t)(n + 1));
     /* views of what is gathered follow their gather */
     for (dt_nid i = 0; i < n; i++) {
       const dt_node *x = &g->node.p[i];
-      if (segment(x) == 1 && dt_op(x->op)->flags & OP_VIEW && pos[g->val.p[x->in[0]].node] > pos[i])
-        pos[i] = pos[g->val.p[x->in[0]].node];
+      if (segment(x) == 1 && dt_op(x->op)->flags & OP_VIEW && pos[g->val.p[x->in[0]].node].at > pos[i].at)
+        pos[i].at = pos[g->val.p[x->in[0]].node].at;
     }
-    for (dt_nid i = 0; i < n; i++) start[pos[i] + 1]++;
-    for (int i = 0; i < 2 * n + 2; i++) start[i + 1] += start[i];
-    for (dt_nid i = 0; i < n; i++) to[i] = start[pos[i]]++;
+    qsort(pos, (size_t)n, sizeof *pos, earlier);
+    for (dt_nid i = 0; i < n; i++) to[pos[i].node] = i;
     for (dt_nid i = 0; i < n; i++) all[to[i]] = g->node.p[i];
     memcpy(g->node.p, all, sizeof(dt_node) * (size_t)n);
     for (int v = 0; v < g->val.n; v++) g->val.p[v].node = to[g->val.p[v].node];
     for (dt_nid i = 0; i < n; i++)
       if (g->node.p[i].serves >= 0) g->node.p[i].serves = to[g->node.p[i].serves];
-    free(start), free(to), free(all);
+    free(to), free(all);
   }
   dt_vec_free(&gathers);
+  dt_vec_free(&shares);
   free(pos), free(use);
 }
 
