@@ -268,7 +268,8 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
     int seg = x->phase == DT_WGT || x->phase == DT_FWD ? DT_BWD : x->phase;
     if (dt_op(x->op)->flags & OP_COMM) {
       x->stream = DT_STREAM_COMM;
-      if (left[seg] < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
+      bool tiny = x->phase == DT_UPD && dt_numel(&g->val.p[x->in[0]].t) < 256; /* a norm: what follows waits for it */
+      if (left[seg] < OVERLAP_FLOPS || tiny) x->flags |= DT_NODE_INLINE;
       continue;
     }
     left[seg] += dt_node_cost(g, i).flops;

@@ -186,14 +186,19 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
       if (x->kind != DT_I_COMM) continue;
-      static const char *const red[] = {"sum", "max", "min", "mean"};
+      static const char *const red[] = {" sum", " max", " min", " mean"};
+      bool reduces = x->op == DT_OP_all_reduce || x->op == DT_OP_reduce_scatter;
       const dt_type *t = &x->view[0].t;
       dt_str_add(out, "%s", dt_op(x->op)->name);
       group_text(p->g, x->group, out);
-      dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
-                 x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch",
+      dt_str_add(out, " %s%s %lld bytes, %s%s%s%s\n", dt_dtype_name(t->dtype), reduces ? red[x->red] : "",
+                 (long long)dt_nbytes(t),
+                 s == 0                            ? "once a step, before"
+                 : s == 2                          ? "once a step, after"
+                 : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
+                                                   : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
-                 x->reason ? x->reason : "", "");
+                 x->reason ? x->reason : "");
     }
 }
 
