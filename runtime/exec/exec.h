@@ -28,7 +28,7 @@ typedef struct dt_kept {
   dt_view v;
   bool part;
   int64_t begin, len;
-  int param; /* in the first plan's graph, where it is a part */
+  int param; /* in the first plan's graph, where it is a part; -1: a hook's state, of which each rank has a row */
 } dt_kept;
 struct dt_exec {
   dt_ctx *ctx;

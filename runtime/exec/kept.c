@@ -23,6 +23,15 @@ void dt_exec_list(dt_exec *x) {
   }
   for (int i = 0; i < g->buf.n; i++) {
     dt_view v = dt_exec_view(x, 0, g->buf.p[i].val);
+    if (g->buf.p[i].own) {
+      dt_type t = v.t; /* one row for each rank */
+      memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
+      t.dim[0] = dt_mesh_size(&g->mesh, "data");
+      int at = dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
+      int64_t n = dt_numel(&v.t);
+      add(x, dt_arena_printf(&g->mem, "state:%s", g->buf.p[i].name), (dt_kept){t, v, t.dim[0] > 1, at * n, n, -1});
+      continue;
+    }
     add(x, dt_arena_printf(&g->mem, "buffer:%s", g->buf.p[i].name), (dt_kept){.t = v.t, .v = v});
   }
   for (int i = 0; i < g->param.n; i++)
@@ -52,13 +61,13 @@ dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e) {
     if (dt_nbytes(&k->t)) memcpy(out, k->v.p, (size_t)dt_nbytes(&k->t));
     return DT_OK;
   }
-  const dt_param *p = &plan->g->param.p[k->param];
+  const dt_param *p = k->param < 0 ? NULL : &plan->g->param.p[k->param];
   dt_comm *c;
   DT_TRY(holders(x, &c, e));
   if (k->len) memcpy((char *)out + k->begin * size, k->v.p, (size_t)(k->len * size));
-  for (int r = 0; r < plan->layout.shards; r++) {
-    int64_t begin, len;
-    dt_layout_share(&plan->layout, p->bucket, r, p->flat, dt_numel(&k->t), &begin, &len);
+  for (int r = 0; r < c->size; r++) {
+    int64_t begin = r * k->len, len = k->len;
+    if (p) dt_layout_share(&plan->layout, p->bucket, r, p->flat, dt_numel(&k->t), &begin, &len);
     if (len) DT_TRY(c->vt->broadcast(c, (char *)out + begin * size, len * size, r, e));
   }
   return DT_OK;

@@ -154,6 +154,7 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
   const char *name;
   dt_val val;
   dt_init init;
+  bool own; /* each rank of the axis "data" has its own value (a hook's state); "state:name" by name */
 } dt_buf;
 typedef struct dt_input {
   const char *name;

@@ -222,7 +222,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
         continue;
       }
       if (crosses) {
-        x->region = wire[v] ? DT_REG_COMM : DT_REG_PERSIST;
+        x->region = DT_REG_COMM;
         x->addr = bytes[x->region];
         bytes[x->region] += size;
         continue;

@@ -22,6 +22,9 @@ typedef struct dt_spec {
   int zero;              /* ZeRO stage, 0 to 3, over the axis "data" */
   int64_t resident;      /* zero = 3: parameters of fewer elements are kept whole */
   const char *optimizer; /* its name, for messages */
+  /* The script's own way to reduce a bucket: `in`, a vector whose mean over the ranks of "data" is the gradient, becomes *out. */
+  dt_status (*hook)(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val *out, dt_err *e);
+  void *hook_ctx;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
 } dt_spec;

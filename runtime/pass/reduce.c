@@ -72,6 +72,26 @@ static void shard_parameters(work *w) {
   }
 }
 
+/* A hook sees zeros between the parameters, where a buffer that lives for a microbatch has anything. */
+static dt_val without_gaps(work *w, int b, dt_val v) {
+  dt_graph *g = w->g;
+  const dt_layout_bucket *k = &w->l->bucket[b];
+  DT_VEC(dt_val) part = {0};
+  int64_t at = k->begin;
+  for (int i = 0; i < w->l->n; i++) { /* in flat order */
+    int64_t from = w->l->flat[i], n = dt_numel(&w->l->type[i]), next = i + 1 < w->l->n ? w->l->flat[i + 1] : k->end;
+    if (from < k->begin || from >= k->end) continue;
+    if (next > k->end) next = k->end;
+    dt_vec_push(&part, dt_reduce_slice(g, v, from - k->begin, n));
+    at = from + n;
+    int64_t gap = next - at;
+    if (gap) dt_vec_push(&part, dt_full(g, 0, w->l->dtype, 1, &gap));
+  }
+  dt_val r = dt_bn(g, DT_OP_concat, part.p, part.n, (dt_attr[DT_MAX_ATTR]){{.i = 0}});
+  dt_vec_free(&part);
+  return r;
+}
+
 static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_graph *g = w->g;
   const dt_layout_bucket *k = &w->l->bucket[b];
@@ -80,7 +100,6 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   for (int i = 0; i < w->np; i++)
     if (g->param.p[i].grad >= 0 && g->param.p[i].bucket == b) dt_vec_push(&in, g->param.p[i].grad);
   if (!in.n) return DT_OK;
-  (void)e;
   dt_nid first = g->node.n;
   dt_attr a[DT_MAX_ATTR] = {0};
   a[0].i = k->begin, a[1].i = k->end;
@@ -89,14 +108,28 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_vec_free(&in);
   if (w->each) g->val.p[v].region = DT_REG_COMM;
   int dtype = w->l->dtype, low = w->s->comm_dtype;
-  if (k->axes) {
-    if (dtype == DT_F32 && (low == DT_BF16 || low == DT_F16)) {
+  int hooked = w->hooked ? 1 << w->data : 0;
+  if (hooked) {
+    if (w->each) v = without_gaps(w, b, v);
+    v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, dt_mesh_size(&g->mesh, "data"), dtype));
+    dt_val out = -1;
+    DT_TRY(w->s->hook(w->s->hook_ctx, g, b, v, &out, e));
+    for (dt_nid i = first; i < g->node.n; i++)
+      if (dt_op(g->node.p[i].op)->flags & OP_COMM)
+        g->node.p[i].reason = dt_arena_printf(&g->mem, "gradients of bucket %d: the script's hook", b);
+    g->phase = DT_BWD, g->file = NULL, g->line = 0, g->serves = -1;
+    v = dt_cast(g, out, dtype);
+    if (w->l->shards > 1) v = dt_reduce_slice(g, v, w->mine * share, share);
+    if (w->l->shards > 1) dt_node_of(g, v)->flags |= DT_NODE_OWN;
+  }
+  if (k->axes & ~hooked) {
+    if (!hooked && dtype == DT_F32 && (low == DT_BF16 || low == DT_F16)) {
       v = dt_cast(g, v, low);
       g->val.p[v].region = DT_REG_COMM;
       dt_node_of(g, v)->reason = "gradients travel in 16 bits";
     }
-    int axes = k->axes, data = 1 << w->data;
-    if (w->l->shards > 1) {
+    int axes = k->axes & ~hooked, data = 1 << w->data;
+    if (w->l->shards > 1 && !hooked) {
       const char *why = dt_arena_printf(
           &g->mem, "gradients of bucket %d: partial sums over \"data\" become whole, each rank keeps its share", b);
       dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, data, RED_SUM, why);
@@ -108,7 +141,7 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
       const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
                                         dt_reduce_axes(g, axes));
       dt_val r = dt_reduce_comm(g, DT_OP_all_reduce, v, axes, RED_SUM, why);
-      alias(g, r, v, 0);
+      if (!hooked) alias(g, r, v, 0);
       v = r;
     }
     for (int x = 0; x < g->mesh.naxes; x++) g->val.p[v].place[x].kind = DT_R;
@@ -126,7 +159,7 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
     for (dt_nid i = add; i < g->node.n; i++) g->node.p[i].reason = "adds a microbatch to the gradient";
   }
   for (dt_nid i = first; i < g->node.n; i++)
-    if (g->node.p[i].phase == DT_BWD) g->node.p[i].flags |= w->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
+    if (g->node.p[i].phase == DT_BWD && !(dt_op(g->node.p[i].op)->flags & OP_LEAF)) g->node.p[i].flags |= w->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
   if (!k->axes && !w->each) g->node.p[first].flags &= (uint8_t)~DT_NODE_LAST_MICRO;
   dt_vec_push(&g->bucket, ((dt_bucket){b, k->begin, k->end, v}));
 
@@ -184,7 +217,7 @@ static void rewrite_norm(work *w) {
     done[axes] = 1;
     DT_VEC(dt_val) in = {0};
     for (int b = 0; b < g->bucket.n; b++) {
-      bool all = !w->each; /* the whole range: what lies between parameters is zero */
+      bool all = !w->each && !w->hooked; /* the whole range: what lies between parameters is zero */
       for (int k = 0; k < w->np; k++)
         if (g->param.p[k].grad >= 0 && g->param.p[k].bucket == g->bucket.p[b].number)
           all &= spread_of(w, k) == axes && g->param.p[k].counted;
@@ -422,6 +455,7 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   w.data = dt_mesh_axis(&g->mesh, "data");
   w.mine = dt_layout_mine(g, s, l);
   w.each = s->every_micro || (s->zero >= 2 && l->shards > 1);
+  w.hooked = s->hook && dt_mesh_size(&g->mesh, "data") > 1;
   size_t np = (size_t)w.np + 1, nv = (size_t)w.nv + 1;
   w.whole = dt_xalloc(sizeof(dt_val) * np), w.grad = dt_xalloc(sizeof(dt_val) * np);
   w.piece = dt_xalloc(sizeof(dt_val) * np);

@@ -13,6 +13,7 @@ typedef struct work {
   const dt_layout *l;
   int data, mine; /* the axis "data", which share is this rank's */
   bool each;      /* gradients travel in every microbatch */
+  bool hooked;    /* the script reduces them over "data" */
   int np;
   int nv;        /* values of the graph as it came */
   dt_nid nn;     /* its nodes */

@@ -5,7 +5,7 @@ local nn, optim, data = dt.nn, dt.optim, dt.data
 
 local args = dt.args { zero = 0, resident = 0, bucket = 0.01, every = "step", order = "ready", dtype = "", optimizer = "adamw",
   clip = 0.0, clip_value = 0.0, precision = "f32", global = 10, micro = 2, samples = 33, dir = "", steps_of_job = 5, evals = false,
-  report = "" }
+  report = "", hook = "" }
 
 local n, context = args.samples, 16
 local ids = {}
@@ -27,6 +27,13 @@ local optimizers = {
   end,
 }
 
+local hooks = { bf16 = dt.hooks.bf16, hierarchical = dt.hooks.hierarchical { inner = 2 }, powersgd = dt.hooks.powersgd { rank = 2 },
+  topk = dt.hooks.topk { fraction = 0.1 }, one_bit = dt.hooks.one_bit, adasum = dt.hooks.adasum,
+  mean = function(bucket) return bucket:all_reduce("data", "mean") end,
+  forgets = function(bucket) return bucket end,
+  shape = function(bucket) return bucket:slice { dim = 0, start = 0, stop = 8 } end,
+  number = function() return 3 end }
+
 local set = data.tensors { inputs = inputs, targets = targets }
 local zero = args.zero
 return dt.job {
@@ -40,7 +47,7 @@ return dt.job {
   steps = args.steps_of_job,
   checkpoint = args.dir ~= "" and { dir = args.dir } or nil,
   parallel = { zero = zero, resident = zero == 3 and args.resident or nil,
-    gradient = { bucket_mb = args.bucket, first_bucket_mb = args.bucket, every = args.every, order = args.order,
+    gradient = { hook = hooks[args.hook], bucket_mb = args.bucket, first_bucket_mb = args.bucket, every = args.every, order = args.order,
       dtype = args.dtype ~= "" and args.dtype or nil } },
   after = function(engine)
     if args.report == "" then return end
