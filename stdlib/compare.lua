@@ -8,8 +8,8 @@ local M = {}
 -- Relative to the largest element of a tensor. 16-bit activations round at 2^-9 or 2^-12; sums in another order, or in parts on
 -- several ranks, round at other places, a few times in a row. From the second step on the two sides' values differ by rounding, which
 -- an adaptive optimizer makes larger where a gradient is small: f32 gradients may then differ by `later`.
-M.allowed = { f32 = 2e-5, bf16 = 2e-2, f16 = 2e-2 }
-M.later = { f32 = 2e-4, bf16 = 2e-2, f16 = 2e-2 }
+M.allowed = { f32 = 2e-5, bf16 = 5e-2, f16 = 2e-2 }
+M.later = { f32 = 2e-4, bf16 = 5e-2, f16 = 2e-2 }
 
 local function largest(t) return t:numel() == 0 and 0 or ops.max(ops.abs(t)):item() end
 

@@ -34,6 +34,10 @@ end
 local function side(job, steps, path)
   job.checkpoint, job.out, job.eval.data = nil, nil, nil
   cli.given.steps, cli.given.out, cli.given.resume = steps, nil, nil
+  -- f16 gradients overflow at the usual start of the loss scale where they travel in 16 bits, and not where one process adds them in
+  -- f32: both sides start where neither skips a step
+  local scaling = job.scaling
+  if scaling and not scaling.fixed_scale then scaling.loss_scale = math.min(scaling.loss_scale or 256, 256) end
   local engine, out, losses, norms = engines.new(job), {}, {}, {}
   local function keep(step, names, what)
     for _, name in ipairs(names) do

@@ -48,7 +48,7 @@ function Strategy:mesh(ranks)
     if name then size[name] = n end
   end
   for name, n in util.sorted(size) do
-    if name ~= "data" then
+    if name ~= "data" and n > 1 then
       others = others * n
       terms[#terms + 1] = ("%s %d"):format(name, n)
     end
@@ -76,7 +76,7 @@ function Strategy:mesh(ranks)
     if name == "data" or (size[name] or 1) > 1 then mesh[#mesh + 1] = { name = name, size = size[name] or 1 } end
   end
   for name, n in util.sorted(size) do
-    if not seen[name] then
+    if not seen[name] and (n == "auto" or n > 1 or name == "data") then
       util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %d; name every axis, outermost first",
         name, n)
     end
