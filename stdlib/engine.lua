@@ -7,6 +7,7 @@ local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
+local scope = require "dtrain.nn.scope"
 local strategies = require "dtrain.strategy"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
@@ -45,6 +46,7 @@ function M.plans(job, where)
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
+  if job.parallel.p.sync and where.replicas > 1 then p.meet = trace.meet(job, how(job:rows(where.replicas), p.main)) end
   if job.eval.data then
     for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.replicas))) do
       local plan, places = trace.eval(job, how(rows, p.main))
@@ -74,7 +76,7 @@ function M.executor(plans, options)
   for i = 2, #plans.train do exec:add(plans.train[i]) end
   local numbers = {}
   for _, e in ipairs(plans.eval) do numbers[e[1]] = exec:add(e[2]) end
-  return exec, numbers
+  return exec, numbers, plans.meet and exec:add(plans.meet)
 end
 
 local function numel(shape)
@@ -111,9 +113,13 @@ function M.new(job)
   self.nominal = job.batch.global
   local targets = job:field("targets")
   if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
-  self.exec, self.eval_numbers = M.executor(plans, { group_lr = job.optimizer:group_lr(), nominal = self.nominal,
+  self.exec, self.eval_numbers, self.meet_number = M.executor(plans, { group_lr = job.optimizer:group_lr(), nominal = self.nominal,
     lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps) })
   self.exec:ready()
+  for _, name in ipairs(self.exec:names()) do -- the first common point
+    local of = name:match "^state:outer%.(.*):anchor$"
+    if of then self.exec:set(name, self.exec:get(of)) end
+  end
 
   self.start = self:resume(options.resume)
   self.step_number = self.start
@@ -150,10 +156,15 @@ function Engine:step(batch)
       batch.step,
       self.step_number + 1)
   end
+  if scope.no_sync then
+    util.fail("engine:step inside dt.no_sync: a step is a whole update, and reduces gradients once, after its last microbatch; "
+      .. "batch = { micro = n } accumulates, parallel = { sync = { every = n } } takes steps without communication")
+  end
   local m = self.exec:step(self.loader, self.info)
   self.info = m
   self.step_number = self.step_number + 1
   self.version = self.version + 1
+  if self.meet_number and self.step_number % self.job.parallel.p.sync.every == 0 then self.exec:call(self.meet_number, {}) end
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
   return m

@@ -2,6 +2,7 @@
 -- passes. Ranks and sizes are arguments, so that one process plans for any number of ranks.
 local core = require "dtrain.core"
 local M = require "dtrain.nn.module"
+local local_sgd = require "dtrain.strategy.local_sgd"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
 
@@ -81,12 +82,21 @@ function trace.train(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
+    local_sgd.declare(graph, job.parallel.p)
     job.parallel:place(graph, how.where.mesh)
     graph:grad()
     for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
       job.optimizer:trace(graph, entry)
     end
     return compile(job, graph, how, true), count ~= nil
+  end)
+end
+
+--- The plan by which replicas that step by themselves meet (local_sgd.lua). how.layout is the training plan.
+function trace.meet(job, how)
+  return within(job, how, false, function(graph)
+    local_sgd.meet(graph, job.parallel.p)
+    return compile(job, graph, how, false)
   end)
 end
 

@@ -87,7 +87,8 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->input.n; i++)
+    b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
   for (int i = 0; i < g->output.n; i++) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
   for (int s = 0; s < 3; s++) {
@@ -231,6 +232,14 @@ typedef struct filling {
   uint64_t key;
 } filling;
 
+/* Independent replicas begin with values of their own. */
+static uint64_t seed_of(const dt_exec *x) {
+  const dt_plan *p = x->b[0].plan;
+  if (!p->spec.independent) return x->ctx->seed;
+  return x->ctx->seed + 0x9e3779b97f4a7c15u *
+                            (uint64_t)dt_mesh_coord(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axis(&p->g->mesh, "data"));
+}
+
 static void fill_part(void *ctx, int part, int parts) {
   const filling *f = ctx;
   int64_t n = dt_numel(&f->v.t), first = f->begin / 4, quads = (f->begin + n + 3) / 4 - first;
@@ -259,7 +268,7 @@ static void first_value(dt_exec *x, const dt_init *in, dt_view v, int64_t begin,
   int64_t n = dt_numel(&v.t);
   if (!n) return;
   if (in->kind == DT_INIT_UNIFORM || in->kind == DT_INIT_NORMAL) {
-    filling f = {in, v, begin, dt_hash(name, strlen(name), x->ctx->seed)};
+    filling f = {in, v, begin, dt_hash(name, strlen(name), seed_of(x))};
     dt_pool_run(x->ctx->pool, n > 4096 ? x->ctx->threads : 1, fill_part, &f);
     return;
   }
