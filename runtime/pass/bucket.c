@@ -326,20 +326,20 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   free(shift);
 
   /* contributions */
+  dt_val *joined = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1)); /* a bucket's gradients of one microbatch */
+  for (int b = 0, j = 0; b < g->node.n && fg < 0; b++) {
+    const dt_node *n = &g->node.p[b];
+    if (n->op != DT_OP_pack || n->phase != DT_BWD) continue;
+    for (j = 0; l->bucket[j].begin != n->attr[0].i;) j++;
+    joined[j] = n->out[0];
+  }
   for (int i = 0; i < np; i++) {
     dt_param *p = &g->param.p[i];
     if (p->grad < 0) continue;
-    if (fg >= 0) {
-      lower_accumulation(g, p, fg, p->flat, false, nuse);
-      continue;
-    }
-    for (dt_nid j = 0; j < g->node.n; j++) {
-      const dt_node *n = &g->node.p[j];
-      if (n->op != DT_OP_pack || n->phase != DT_BWD || n->attr[0].i != l->bucket[p->bucket].begin) continue;
-      lower_accumulation(g, p, n->out[0], p->flat - n->attr[0].i, true, nuse);
-      break;
-    }
+    if (fg >= 0) lower_accumulation(g, p, fg, p->flat, false, nuse);
+    else lower_accumulation(g, p, joined[p->bucket], p->flat - l->bucket[p->bucket].begin, true, nuse);
   }
+  free(joined);
   free(nuse);
   /* views follow what they are views of */
   for (dt_nid i = 0; i < g->node.n; i++)

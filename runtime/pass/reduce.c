@@ -254,30 +254,33 @@ static void rewrite_norm(work *w) {
 /* After the update each rank has its share of a bucket: everyone gets the rest. */
 static void publish(work *w) {
   dt_graph *g = w->g;
-  for (int b = 0; b < w->l->nbucket && w->l->shards > 1; b++) {
+  if (w->l->shards == 1) return;
+  int *bucket = dt_xalloc(sizeof(int) * (size_t)g->val.n); /* of the parameter whose share a value is; -1 */
+  for (int v = 0; v < g->val.n; v++) bucket[v] = -1;
+  for (int p = 0; p < w->np; p++)
+    if (g->param.p[p].own >= 0) bucket[g->param.p[p].own] = g->param.p[p].bucket;
+  DT_VEC(dt_val) *in = dt_xalloc(sizeof *in * (size_t)w->l->nbucket);
+  for (dt_nid i = 0; i < w->nn; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (n->op == DT_OP_assign && n->phase == DT_UPD && !(n->flags & DT_NODE_DEAD) && bucket[n->in[0]] >= 0)
+      dt_vec_push(&in[bucket[n->in[0]]], n->out[0]);
+  }
+  for (int b = 0; b < w->l->nbucket; b++) {
     const dt_layout_bucket *k = &w->l->bucket[b];
-    if (k->keep != DT_KEEP_WHOLE) continue;
-    DT_VEC(dt_val) in = {0};
-    for (dt_nid i = 0; i < w->nn; i++) {
-      const dt_node *n = &g->node.p[i];
-      if (n->op != DT_OP_assign || n->phase != DT_UPD || (n->flags & DT_NODE_DEAD)) continue;
-      for (int p = 0; p < w->np; p++)
-        if (g->param.p[p].bucket == b && g->param.p[p].own >= 0 && n->in[0] == g->param.p[p].own)
-          dt_vec_push(&in, n->out[0]);
-    }
-    if (in.n) {
+    if (k->keep == DT_KEEP_WHOLE && in[b].n) {
       int64_t share = (k->end - k->begin) / w->l->shards;
       dt_attr a[DT_MAX_ATTR] = {0};
       a[0].i = k->begin + w->mine * share, a[1].i = a[0].i + share;
       g->phase = DT_UPD, g->file = NULL, g->line = 0;
-      dt_val v = dt_bn(g, DT_OP_pack, in.p, in.n, a);
+      dt_val v = dt_bn(g, DT_OP_pack, in[b].p, in[b].n, a);
       dt_node_of(g, v)->flags |= DT_NODE_OWN;
       dt_reduce_comm(
           g, DT_OP_all_gather, v, 1 << w->data, 0,
           dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b));
     }
-    dt_vec_free(&in);
+    dt_vec_free(&in[b]);
   }
+  free(in), free(bucket);
 }
 
 /* ---- parameters that are kept in shares: gathered for forward and backward ---- */

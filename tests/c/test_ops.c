@@ -90,6 +90,7 @@ static const struct op_test {
     {"rotary f64[2,2,3,4] offset=2", 0, 1e-7},
     {"rotary f64[2,3,2,4] bthd=1 theta=100", 0, 1e-7},
     {"embedding i64[2,5] f64[4,3]", 0, 1e-7},
+    {"topk f64[3,7] k=3", 0, 1e-7},
     {"gather f64[3,4] i64[3,2]", 0, 1e-7},
     {"gather f64[3,4] i32[2,4] dim=0", 0, 1e-7},
     {"layer_norm f64[3,5] f64[5] f64[5]", 0, 1e-6},
