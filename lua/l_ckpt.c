@@ -78,14 +78,14 @@ int dtl_exec_save(lua_State *L) {
     dt_view v = dt_exec_get(b->x, names[i]);
     if (dt_exec_parted(b->x, i)) { /* all ranks tell their parts; only rank 0 keeps the whole */
       dt_type t = dt_exec_type(b->x, i);
-      dtl_tensor *whole = dtl_tensor_new(L, &t);
-      DTL_TRY(L, &e, dt_exec_read(b->x, i, whole->v.p, &e));
+      dtl_tensor *whole = ctx->comm->rank == 0 ? dtl_tensor_new(L, &t) : NULL;
+      char *scratch = whole ? NULL : dt_xalloc((size_t)dt_nbytes(&t) + 1);
+      dt_status told = dt_exec_read(b->x, i, whole ? whole->v.p : scratch, &e);
+      free(scratch);
+      DTL_TRY(L, &e, told);
+      if (!whole) continue;
       v = whole->v;
-      if (ctx->comm->rank == 0) lua_rawseti(L, keeper, ++held);
-      else {
-        lua_pop(L, 1);
-        lua_gc(L, LUA_GCCOLLECT);
-      }
+      lua_rawseti(L, keeper, ++held);
     }
     list[optim][count[optim]++] = (dt_named){name, v};
   }

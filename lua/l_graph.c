@@ -202,7 +202,6 @@ static int g_param(lua_State *L) {
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,
-                .cut_dim = -1,
                 .file = b->g->file,
                 .line = b->g->line};
   if (group < 0 || group > 1 << 20)
@@ -263,21 +262,32 @@ static int g_state(lua_State *L) {
   return dtl_push_symbol(L, 1, s), 1;
 }
 
-/* g:local_state(name, shape, { init =, dtype = }): a hook's state; each rank of the axis "data" has its own */
+/* g:local_state(name, shape, { init =, dtype =, shared = bool }): a state that belongs to no parameter: a hook's, of which each rank of
+ * the axis "data" has its own, or one that all share */
 static int g_local_state(lua_State *L) {
   static const char fn[] = "graph:local_state";
   dtl_graph *b = check_graph(L, fn);
   int init = 0, dtype = DT_F32;
+  bool shared = false;
   lua_settop(L, 4);
-  DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"dtype", 'd', &dtype, NULL});
+  DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"dtype", 'd', &dtype, NULL}, {"shared", 'b', &shared, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
   if (t.nd == DT_MAX_DIM) dtl_fail(L, "%s: a state has at most %d dims", fn, DT_MAX_DIM - 1);
-  dt_buf c = {.name = new_name(L, fn, b->g), .own = true};
+  dt_buf c = {.name = new_name(L, fn, b->g), .state = true, .own = !shared};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
   c.val = dt_leaf(b->g, DT_OP_buffer, &t, c.name);
-  b->g->val.p[c.val].region = DT_REG_STATE;
+  if (!shared) b->g->val.p[c.val].region = DT_REG_STATE;
   dt_vec_push(&b->g->buf, c);
   return dtl_push_symbol(L, 1, c.val), 1;
+}
+
+/* g:between(): what follows runs between steps (a plan of its own), may write parameters and use collectives */
+static int g_between(lua_State *L) {
+  dtl_graph *b = check_graph(L, "graph:between");
+  only_traced(L, "graph:between", b->g);
+  b->g->level = DT_UPDATED;
+  b->g->phase = DT_UPD;
+  return 0;
 }
 
 /* g:collective(op, symbol, axes, { red = "sum" | "max" | "min" | "mean", part = }) -> symbol; axes: a list of the mesh's names. In
@@ -294,8 +304,9 @@ static int g_collective(lua_State *L) {
   dt_err e = {0};
   lua_settop(L, 5);
   if (!op || !(dt_op(op)->flags & OP_COMM)) dtl_fail(L, "%s: there is no collective '%s'", fn, name);
-  if (b->g->level < DT_STAGED)
-    dtl_fail(L, "%s of a traced tensor works in a gradient hook only; in a model the strategy inserts what ranks exchange",
+  if (b->g->level < DT_STAGED && b->g->phase != DT_UPD)
+    dtl_fail(L,
+             "%s of a traced tensor works in a gradient hook only; in a model the strategy inserts what ranks exchange",
              name);
   if (lua_type(L, 4) != LUA_TTABLE) dtl_fail(L, "%s: axes must be a list of names, got %s", name, dtl_kind(L, 4));
   DTL_OPTS(L, name, 4, 5, {"red", 's', &red, NULL}, {"part", 'i', &part, NULL});
@@ -717,7 +728,7 @@ void dtl_open_graph(lua_State *L) {
                                     {"grads", g_grads}, {"update", g_update},     {"params", g_params},
                                     {"place", g_place}, {"placed", g_placed},     {"localize", g_localize},
                                     {"nodes", g_nodes},
-                                    {"clone", g_clone}, {"block", g_block}, {"blocks", g_blocks}, {"recompute", g_recompute}, {"local_state", g_local_state}, {"collective", g_collective}, {"compile", dtl_compile}, {NULL, NULL}};
+                                    {"clone", g_clone}, {"block", g_block}, {"blocks", g_blocks}, {"recompute", g_recompute}, {"local_state", g_local_state}, {"collective", g_collective}, {"between", g_between}, {"compile", dtl_compile}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

@@ -86,7 +86,7 @@ static dt_status run_hook(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val 
 }
 
 /* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =,
- * clip_value =, layout = plan, ranks =, zero =, resident =, every_micro =, by_registration =, optimizer = name,
+ * clip_value =, layout = plan, ranks =, zero =, resident =, every_micro =, by_registration =, optimizer = name, apart =, independent =,
  * hook = function(graph, symbol, bucket, parameters) -> symbol } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
@@ -97,7 +97,7 @@ int dtl_compile(lua_State *L) {
   int precision = DT_F32, comm = DT_F32, layout = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size, zero = 0, resident = 0;
-  bool every_micro = false, registration = false;
+  bool every_micro = false, registration = false, apart = false, independent = false;
   const char *optimizer = NULL;
   int hook = 0;
   lua_settop(L, 2);
@@ -107,7 +107,7 @@ int dtl_compile(lua_State *L) {
            {"clip", 'f', &clip, NULL}, {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL},
            {"ranks", 'i', &ranks, NULL}, {"zero", 'i', &zero, NULL}, {"resident", 'i', &resident, NULL},
            {"every_micro", 'b', &every_micro, NULL}, {"by_registration", 'b', &registration, NULL},
-           {"optimizer", 's', &optimizer, NULL},
+           {"optimizer", 's', &optimizer, NULL}, {"apart", 'b', &apart, NULL}, {"independent", 'b', &independent, NULL},
            {"hook", 'v', &hook, NULL});
   hook_ctx hooks = {L, b, hook};
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
@@ -130,6 +130,8 @@ int dtl_compile(lua_State *L) {
                .resident = resident,
                .every_micro = every_micro,
                .by_registration = registration,
+               .apart = apart,
+               .independent = independent,
                .optimizer = optimizer,
                .hook = hook ? run_hook : NULL,
                .hook_ctx = &hooks,

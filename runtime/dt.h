@@ -98,5 +98,5 @@ dt_type dt_exec_type(const dt_exec *x, int number);
 bool dt_exec_parted(const dt_exec *x, int number);
 dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
 void dt_exec_write(dt_exec *x, int number, const void *in); /* this rank takes what it keeps of it */
-dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when unknown, or in parts */
+dt_view dt_exec_get(dt_exec *x, const char *name);          /* where it lies; NULL p when unknown, or in parts */
 #endif

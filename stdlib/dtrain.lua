@@ -47,9 +47,17 @@ dt.is_symbolic, dt.is_tensor = core.is_symbolic, core.is_tensor
 dt.all_reduce, dt.all_gather, dt.reduce_scatter = core.all_reduce, core.all_gather, core.reduce_scatter
 dt.broadcast, dt.all_to_all, dt.barrier = core.broadcast, core.all_to_all, core.barrier
 
---- dt.no_sync(f, ...): runs f(...). A step reduces gradients once, after its last microbatch, so there is nothing to
---- hold back; scripts written for other libraries may keep the call.
-function dt.no_sync(f, ...) return f(...) end
+--- dt.no_sync(f, ...): runs f(...), which must take no engine:step. A step is a whole update and reduces gradients once, after its
+--- last microbatch: batch = { micro = n } accumulates, parallel = { sync = { every = n } } takes steps without communication.
+function dt.no_sync(f, ...)
+  util.check("dt.no_sync", f, "callable")
+  local before = scope.no_sync
+  scope.no_sync = true
+  local out = table.pack(pcall(f, ...))
+  scope.no_sync = before
+  if not out[1] then error(out[2], 0) end
+  return table.unpack(out, 2, out.n)
+end
 
 --- Whether two tensors have the same shape and |a - b| <= atol + rtol * |b| everywhere; options: rtol (1e-5), atol
 --- (1e-8), equal_nan.

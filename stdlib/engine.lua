@@ -8,6 +8,7 @@ local modules = require "dtrain.nn.module"
 local pieces = require "dtrain.pieces"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
+local scope = require "dtrain.nn.scope"
 local strategies = require "dtrain.strategy"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
@@ -46,6 +47,7 @@ function M.plans(job, where)
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
+  if job.parallel.p.sync and where.replicas > 1 then p.meet = trace.meet(job, how(job:rows(where.replicas), p.main)) end
   if job.eval.data then
     for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.replicas))) do
       local plan, places = trace.eval(job, how(rows, p.main))
@@ -75,7 +77,7 @@ function M.executor(plans, options)
   for i = 2, #plans.train do exec:add(plans.train[i]) end
   local numbers = {}
   for _, e in ipairs(plans.eval) do numbers[e[1]] = exec:add(e[2]) end
-  return exec, numbers
+  return exec, numbers, plans.meet and exec:add(plans.meet)
 end
 
 local function numel(shape)
@@ -117,8 +119,12 @@ function M.new(job)
   local run = util.copy(job.scaling)
   run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
   run.lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
-  self.exec, self.eval_numbers = M.executor(plans, run)
+  self.exec, self.eval_numbers, self.meet_number = M.executor(plans, run)
   self.exec:ready()
+  for _, name in ipairs(self.exec:names()) do -- the first common point
+    local of = name:match "^state:outer%.(.*):anchor$"
+    if of then self.exec:set(name, self.exec:get(of)) end
+  end
   for _, note in ipairs(not options.quiet and core.rank() == 0 and job.notes or {}) do print("note: " .. note) end
 
   self.start = self:resume(options.resume)
@@ -153,6 +159,7 @@ local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
   self.version = self.version + 1
+  if self.meet_number and self.step_number % self.job.parallel.p.sync.every == 0 then self.exec:call(self.meet_number, {}) end
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
   if m.skipped then self.skipped = self.skipped + 1 end
@@ -176,6 +183,10 @@ end
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
 --- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
 function Engine:step(batch)
+  if scope.no_sync then
+    util.fail("engine:step inside dt.no_sync: a step is a whole update, and reduces gradients once, after its last microbatch; "
+      .. "batch = { micro = n } accumulates, parallel = { sync = { every = n } } takes steps without communication")
+  end
   if self.pieces then return pieces.finish(self, stepped) end
   if batch and batch.step ~= self.step_number + 1 then
     util.fail("engine:step: this batch belongs to step %d, the next step is %d; take one step for each batch",

@@ -120,6 +120,7 @@ function Job:field(name) return field(self.data.train, name) end
 function Job:where_is(rank, ranks)
   local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
   local data_at, replicas = strategies.coord(mesh, rank, "data")
+  if self.parallel.p.independent then data_at, replicas = 0, 1 end -- every batch goes to all
   return { ranks = ranks, rank = rank, mesh = mesh, data = data_at, replicas = replicas }
 end
 

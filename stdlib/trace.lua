@@ -2,6 +2,7 @@
 -- passes. Ranks and sizes are arguments, so that one process plans for any number of ranks.
 local core = require "dtrain.core"
 local M = require "dtrain.nn.module"
+local local_sgd = require "dtrain.strategy.local_sgd"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
 
@@ -81,6 +82,7 @@ local function train(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
+    local_sgd.declare(graph, job.parallel.p)
     job.parallel:localize(graph, how.where)
     graph:grad()
     for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
@@ -94,6 +96,14 @@ end
 --- Returns the plan and whether the loss counts its own labels. A strategy with a limit to meet traces several times.
 function trace.train(job, how)
   return util.at(job.where, job.parallel.fit, job.parallel, how, function() return train(job, how) end)
+end
+
+--- The plan by which replicas that step by themselves meet (local_sgd.lua). how.layout is the training plan.
+function trace.meet(job, how)
+  return within(job, how, false, function(graph)
+    local_sgd.meet(graph, job.parallel.p)
+    return compile(job, graph, how, false)
+  end)
 end
 
 --- The evaluation plan of the job's metrics. Returns the plan and, for each metric, where its numbers are: { sum =

@@ -87,7 +87,8 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->input.n; i++)
+    b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
   for (int i = 0; i < g->output.n; i++) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
   bool lost = false;
@@ -235,6 +236,14 @@ typedef struct filling {
   int64_t local, global, n; /* elements [global, global + n) of the whole tensor go to local.. */
 } filling;
 
+/* Independent replicas begin with values of their own. */
+static uint64_t seed_of(const dt_exec *x) {
+  const dt_plan *p = x->b[0].plan;
+  if (!p->spec.independent) return x->ctx->seed;
+  return x->ctx->seed + 0x9e3779b97f4a7c15u *
+                            (uint64_t)dt_mesh_coord(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axis(&p->g->mesh, "data"));
+}
+
 static void fill_part(void *ctx, int part, int parts) {
   const filling *f = ctx;
   int64_t first = f->global / 4, quads = (f->global + f->n + 3) / 4 - first;
@@ -261,7 +270,7 @@ static void fill_part(void *ctx, int part, int parts) {
 static void first_range(dt_exec *x, const dt_init *in, dt_view v, const char *name, int64_t local, int64_t global,
                         int64_t n) {
   if (in->kind == DT_INIT_UNIFORM || in->kind == DT_INIT_NORMAL) {
-    filling f = {in, v.p, v.t.dtype, dt_hash(name, strlen(name), x->ctx->seed), local, global, n};
+    filling f = {in, v.p, v.t.dtype, dt_hash(name, strlen(name), seed_of(x)), local, global, n};
     dt_pool_run(x->ctx->pool, n > 4096 ? x->ctx->threads : 1, fill_part, &f);
     return;
   }
@@ -285,7 +294,7 @@ static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *na
 /* v: elements of the rank's local tensor from `begin` on; that tensor is a part of the whole. Padding stays zero. */
 static void first_param(dt_exec *x, const dt_param *p, dt_view v, int64_t begin) {
   int64_t n = dt_numel(&v.t);
-  if (p->cut_dim < 0) {
+  if (!p->is_cut) {
     first_range(x, &p->init, v, p->name, 0, begin, n);
     return;
   }

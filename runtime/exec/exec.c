@@ -88,7 +88,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   dt_exec_init_values(x);
   if (together)
     for (int i = 0; i < x->nnames; i++) {
-      if (!strncmp(x->names[i], "state:", 6)) continue;
+      if (!strncmp(x->names[i], "state:", 6) || x->b[0].plan->spec.independent) continue;
       if (x->kept[i].part) DT_TRY(dt_exec_same_part(x, i, e));
       else DT_TRY(c->vt->broadcast(c, x->kept[i].v.p, dt_nbytes(&x->kept[i].v.t), 0, e));
     }
@@ -405,12 +405,13 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
     DT_TRY(drain(x, e));
     if (!speaks(x)) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
-    DT_TRY(share_buffers(x, e));
+    if (!main->plan->spec.independent) DT_TRY(share_buffers(x, e));
   }
-  info->count = stats[1];
+  int replicas = main->plan->spec.apart ? dt_mesh_size(&main->plan->g->mesh, "data") : 1; /* that step by themselves */
+  info->count = main->plan->spec.independent ? stats[1] / replicas : stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && !f16) return diagnose(x, batch, l, "the loss", info->loss, e);
-  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  x->inv_count = stats[1] > 0 ? replicas * x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
   write_hypers(x, x->inv_count);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;
@@ -418,6 +419,7 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
   if (main->plan->g->norm >= 0) {
     dt_value *v = &main->plan->g->val.p[main->plan->g->norm];
     info->norm = *(float *)(main->persist + v->addr);
+    if (replicas > 1) DT_TRY(c->vt->all_reduce(c, &info->norm, 1, DT_F64, DT_MAX, e)); /* one skips: all skip */
     if (!isfinite(info->norm) && !f16) return diagnose(x, batch, l, "the gradient norm", info->norm, e);
   }
   info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
@@ -450,7 +452,8 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
   x->tick.step = x->state.step;
   bool fresh[DT_MAX_PLANS] = {0}, together = x->ctx->comm->size > 1;
   bound_plan *main = &x->b[numbers[0]];
-  for (int i = 0; together && i < main->plan->seg[0].ins.n; i++) /* all ranks, whatever sizes of microbatches they meet */
+  for (int i = 0; together && i < main->plan->seg[0].ins.n;
+       i++) /* all ranks, whatever sizes of microbatches they meet */
     if (main->plan->seg[0].ins.p[i].kind == DT_I_COMM) {
       DT_TRY(whole(x, main, 0, true, true, e));
       for (int k = 0; k < DT_MAX_PLANS; k++) fresh[k] = true;

@@ -14,8 +14,20 @@ static void add(dt_exec *x, const char *name, dt_kept k) {
   x->kept[x->nnames++] = k;
 }
 
+/* Of which each rank of the axis "data" has its own: the whole has one row for each. */
+static dt_kept rows(dt_exec *x, dt_view v) {
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  dt_type t = v.t;
+  int n = dt_mesh_size(m, "data"), mine = dt_mesh_coord(m, x->ctx->comm->rank, dt_mesh_axis(m, "data"));
+  memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
+  t.dim[0] = n;
+  return (dt_kept){
+      .t = t, .local = t, .v = v, .part = n > 1, .begin = mine * dt_numel(&v.t), .len = dt_numel(&v.t), .param = -1};
+}
+
 void dt_exec_list(dt_exec *x) {
   dt_graph *g = x->b[0].plan->g;
+  bool apart = x->b[0].plan->spec.apart && dt_mesh_size(&g->mesh, "data") > 1;
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     dt_view v = dt_exec_view(x, 0, p->val);
@@ -26,36 +38,34 @@ void dt_exec_list(dt_exec *x) {
                               .begin = p->own_begin,
                               .len = p->own_len,
                               .param = i,
-                              .cut = p->cut_dim >= 0});
+                              .cut = p->is_cut});
   }
   for (int i = 0; i < g->buf.n; i++) {
-    dt_view v = dt_exec_view(x, 0, g->buf.p[i].val);
-    if (g->buf.p[i].own) {
-      dt_type t = v.t; /* one row for each rank */
-      memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
-      t.dim[0] = dt_mesh_size(&g->mesh, "data");
-      int at = dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
-      int64_t n = dt_numel(&v.t);
-      add(x, dt_arena_printf(&g->mem, "state:%s", g->buf.p[i].name), (dt_kept){.t = t, .local = t, .v = v, .part = t.dim[0] > 1, .begin = at * n, .len = n, .param = -1});
-      continue;
-    }
-    add(x, dt_arena_printf(&g->mem, "buffer:%s", g->buf.p[i].name), (dt_kept){.t = v.t, .local = v.t, .v = v});
+    const dt_buf *b = &g->buf.p[i];
+    dt_view v = dt_exec_view(x, 0, b->val);
+    const char *name = dt_arena_printf(&g->mem, "%s:%s", b->state ? "state" : "buffer", b->name);
+    add(x, name, b->own ? rows(x, v) : (dt_kept){.t = v.t, .local = v.t, .v = v});
   }
-  for (int i = 0; i < g->param.n; i++)
-    for (int s = 0; s < g->param.p[i].nstate; s++) {
-      const dt_param *p = &g->param.p[i];
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    for (int s = 0; s < p->nstate; s++) {
+      dt_view v = dt_exec_view(x, 0, p->state[s]);
       dt_type t = p->whole, local = p->full;
-      t.dtype = local.dtype = g->val.p[p->state[s]].t.dtype;
+      t.dtype = local.dtype = v.t.dtype;
       add(x, dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state_name[s]),
-          (dt_kept){.t = t,
-                    .local = local,
-                    .v = dt_exec_view(x, 0, p->state[s]),
-                    .part = p->own >= 0,
-                    .begin = p->own_begin,
-                    .len = p->own_len,
-                    .param = i,
-                    .cut = p->cut_dim >= 0});
+          apart ? rows(x, v)
+                : (dt_kept){.t = t,
+                            .local = local,
+                            .v = v,
+                            .part = p->own >= 0,
+                            .begin = p->own_begin,
+                            .len = p->own_len,
+                            .param = i,
+                            .cut = p->is_cut});
     }
+    if (apart && p->trainable) /* the parameter's own name is rank 0's value; loading it comes first */
+      add(x, dt_arena_printf(&g->mem, "state:%s:replica", p->name), rows(x, dt_exec_view(x, 0, p->val)));
+  }
 }
 
 /* ---- gradients of the last step: numbers behind those of the list ---- */
@@ -73,7 +83,7 @@ static dt_kept kept_at(dt_exec *x, int number, float **copy) {
   const dt_graph *g = x->b[0].plan->g;
   const dt_param *p = &g->param.p[number - x->nnames];
   dt_kept k = {.t = p->whole, .local = p->full, .part = p->own >= 0, .begin = p->own_begin, .len = p->own_len,
-               .param = number - x->nnames, .cut = p->cut_dim >= 0};
+               .param = number - x->nnames, .cut = p->is_cut};
   k.t.dtype = k.local.dtype = DT_F32;
   for (int b = 0; b < g->bucket.n; b++) {
     if (g->bucket.p[b].number != p->bucket) continue;

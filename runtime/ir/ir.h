@@ -88,8 +88,9 @@ enum {
   DT_NODE_INLINE = 8 /* communication with nothing left to overlap: on the computing thread */,
   DT_NODE_WIDE =
       16, /* outputs that OP_ACC names are f32 though the inputs have 16 bits: set by precision, known to the shape check */
-  DT_NODE_WIRE = 32, /* part of what gradients do on their way in every microbatch: runs on a rank without samples, too */
-  DT_NODE_OWN = 64   /* works on this rank's part of the sharded state: its sizes differ between ranks by design */
+  DT_NODE_WIRE =
+      32,          /* part of what gradients do on their way in every microbatch: runs on a rank without samples, too */
+  DT_NODE_OWN = 64 /* works on this rank's part of the sharded state: its sizes differ between ranks by design */
 };
 
 typedef struct dt_value {
@@ -146,24 +147,25 @@ typedef struct dt_init {
 typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
-  dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
-  int partial; /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
+  dt_val grad;  /* accum_grad's output after the grad pass, -1: receives no gradient */
+  int partial;  /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
   bool counted; /* in the gradient norm: false for further copies of a parameter that several stages hold */
   bool trainable;
   dt_init init;
   int group;    /* optimizer group */
   int64_t flat; /* element offset in the flat layout, -1 before bucket */
   int bucket;
-  dt_val compute;  /* 16-bit copy used by forward and backward, or -1 */
+  dt_val compute; /* 16-bit copy used by forward and backward, or -1 */
   /* ZeRO (reduce pass): what the optimizer works on, elements [own_begin, own_begin + own_len) of the tensor, as a vector; -1: all of it.
    * `val` is the same value when the whole is kept nowhere. `full`: the tensor's type. */
   dt_val own;
   int64_t own_begin, own_len;
   dt_type full;
   dt_val state[8]; /* optimizer states, in the optimizer's order */
-  /* where the local tensor lies in the whole one: runs of dim cut_dim (-1: it is the whole) */
+  /* where the local tensor lies in the whole one: runs of dim cut_dim, over the axis cut_axis, where is_cut */
   dt_type whole;
   bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
+  bool is_cut;
   int cut_dim, cut_axis;
   dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
@@ -176,7 +178,8 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
   const char *name;
   dt_val val;
   dt_init init;
-  bool own; /* each rank of the axis "data" has its own value (a hook's state); "state:name" by name */
+  bool state; /* of training, not of the model: "state:name" by name */
+  bool own;   /* such a one of which each rank of the axis "data" has its own (a hook's) */
 } dt_buf;
 typedef struct dt_input {
   const char *name;

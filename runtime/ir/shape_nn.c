@@ -188,7 +188,8 @@ dt_status shape_pack_signs(dt_shape_ctx *s) {
 
 dt_status shape_unpack_signs(dt_shape_ctx *s) {
   dt_type t = *s->in[0];
-  if (t.dtype != DT_U8 || !t.nd) return fail(s, "%s is not what pack_signs gives: u8 with a last dim", shape_text(&t).s);
+  if (t.dtype != DT_U8 || !t.nd)
+    return fail(s, "%s is not what pack_signs gives: u8 with a last dim", shape_text(&t).s);
   t.dtype = DT_F32;
   t.dim[t.nd - 1] *= 8;
   s->out[0] = t;

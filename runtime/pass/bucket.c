@@ -136,9 +136,7 @@ typedef struct buffers {
 } buffers;
 
 static int64_t share_len(const dt_layout *l, int b) { return (l->bucket[b].end - l->bucket[b].begin) / l->shards; }
-static int64_t share_begin(const dt_layout *l, int b, int mine) {
-  return l->bucket[b].begin + mine * share_len(l, b);
-}
+static int64_t share_begin(const dt_layout *l, int b, int mine) { return l->bucket[b].begin + mine * share_len(l, b); }
 
 /* Offset of what the optimizer works on of p in a buffer of states: of all, or of shares. */
 static int64_t at_shares(const buffers *f, const dt_param *p) {
@@ -274,7 +272,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   for (int i = 0; i < np; i++)
     if (g->param.p[i].nstate > nstate) nstate = g->param.p[i].nstate;
 
-  int *order = dt_xalloc(sizeof(int) * (size_t)(np + 1)); /* parameters by flat offset, those with something to update */
+  int *order = dt_xalloc(sizeof(int) *
+                         (size_t)(np + 1)); /* parameters by flat offset, those with something to update */
   for (int i = 0; i < np; i++) {
     if (!g->param.p[i].own_len) continue;
     int j = nown++;
@@ -304,10 +303,12 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   for (int i = 0; i < np; i++) {
     const dt_param *p = &g->param.p[i];
     to[p->val] = fp, shift[p->val] = at_parameters(&f, p);
-    if (p->own >= 0 && p->own != p->val) to[p->own] = fp, shift[p->own] = shift[p->val], shift[p->val] -= p->own_len ? p->own_begin : 0;
+    if (p->own >= 0 && p->own != p->val)
+      to[p->own] = fp, shift[p->own] = shift[p->val], shift[p->val] -= p->own_len ? p->own_begin : 0;
     for (int k = 0; k < p->nstate; k++) to[p->state[k]] = fs[k], shift[p->state[k]] = at_shares(&f, p);
   }
-  for (int i = 0; i < g->share.n; i++) to[g->share.p[i].val] = fp, shift[g->share.p[i].val] = l->bucket[g->share.p[i].bucket].store;
+  for (int i = 0; i < g->share.n; i++)
+    to[g->share.p[i].val] = fp, shift[g->share.p[i].val] = l->bucket[g->share.p[i].bucket].store;
   for (dt_nid i = 0; i < g->node.n; i++) { /* joined: a bucket's gradients, the shares of a bucket after the update */
     const dt_node *n = &g->node.p[i];
     if (n->op == DT_OP_pack && n->phase == DT_BWD && fg >= 0) to[n->out[0]] = fg, shift[n->out[0]] = n->attr[0].i;
@@ -326,20 +327,20 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   free(shift);
 
   /* contributions */
+  dt_val *joined = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1)); /* a bucket's gradients of one microbatch */
+  for (int b = 0, j = 0; b < g->node.n && fg < 0; b++) {
+    const dt_node *n = &g->node.p[b];
+    if (n->op != DT_OP_pack || n->phase != DT_BWD) continue;
+    for (j = 0; l->bucket[j].begin != n->attr[0].i;) j++;
+    joined[j] = n->out[0];
+  }
   for (int i = 0; i < np; i++) {
     dt_param *p = &g->param.p[i];
     if (p->grad < 0) continue;
-    if (fg >= 0) {
-      lower_accumulation(g, p, fg, p->flat, false, nuse);
-      continue;
-    }
-    for (dt_nid j = 0; j < g->node.n; j++) {
-      const dt_node *n = &g->node.p[j];
-      if (n->op != DT_OP_pack || n->phase != DT_BWD || n->attr[0].i != l->bucket[p->bucket].begin) continue;
-      lower_accumulation(g, p, n->out[0], p->flat - n->attr[0].i, true, nuse);
-      break;
-    }
+    if (fg >= 0) lower_accumulation(g, p, fg, p->flat, false, nuse);
+    else lower_accumulation(g, p, joined[p->bucket], p->flat - l->bucket[p->bucket].begin, true, nuse);
   }
+  free(joined);
   free(nuse);
   /* views follow what they are views of */
   for (dt_nid i = 0; i < g->node.n; i++)

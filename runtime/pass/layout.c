@@ -159,6 +159,7 @@ dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
                      p->name);
     p->flat = l->flat[k];
     p->full = l->type[k];
+    if (!p->is_cut) p->whole = p->full;
     p->own = -1;
     p->bucket = -1;
     for (int b = 0; b < l->nbucket && p->bucket < 0; b++)

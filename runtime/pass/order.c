@@ -146,9 +146,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   return st;
 }
 
-static int segment(const dt_node *n) {
-  return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1;
-}
+static int segment(const dt_node *n) { return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1; }
 
 /* A gather of something that the microbatch itself does not change. */
 static bool foreseen(const dt_graph *g, const dt_node *n) {
@@ -168,9 +166,7 @@ static bool adds_up(const dt_graph *g, const dt_node *n) {
 static bool publishes(const dt_graph *g, const dt_node *n) {
   return n->op == DT_OP_all_gather && n->phase == DT_UPD && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_pack;
 }
-static int64_t first_of(const dt_graph *g, dt_nid i) {
-  return g->node.p[g->val.p[g->node.p[i].in[0]].node].attr[0].i;
-}
+static int64_t first_of(const dt_graph *g, dt_nid i) { return g->node.p[g->val.p[g->node.p[i].in[0]].node].attr[0].i; }
 
 typedef struct place {
   int64_t at;
@@ -222,7 +218,8 @@ static void ahead_and_behind(dt_graph *g) {
       if (segment(&g->node.p[i]) == 1) last = i;
     pos[add].at = (2 * last + 2) * unit;
   }
-  for (int k = 0; k < gathers.n; k++) pos[gathers.p[k]].at = unit * 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
+  for (int k = 0; k < gathers.n; k++)
+    pos[gathers.p[k]].at = unit * 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
   /* shares are published in the buckets' order, whatever of them this rank had to update */
   DT_VEC(dt_nid) shares = {0};
   for (dt_nid i = 0; i < n; i++) {

@@ -22,6 +22,8 @@ typedef struct dt_spec {
   bool every_micro;      /* gradients are reduced after each microbatch, not once a step */
   int zero;              /* ZeRO stage, 0 to 3, over the axis "data" */
   int64_t resident;      /* zero = 3: parameters of fewer elements are kept whole */
+  bool apart;            /* replicas exchange no gradients: local steps */
+  bool independent;      /* ... nor anything else: each sees every sample */
   const char *optimizer; /* its name, for messages */
   /* The script's own way to reduce a bucket: `in`, a vector whose mean over the ranks of "data" is the gradient, becomes *out. */
   dt_status (*hook)(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val *out, dt_err *e);
@@ -62,7 +64,8 @@ void dt_layout_fini(dt_layout *l);
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
 int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l); /* which share is this rank's */
 /* Elements [begin, begin + len) of the tensor at `flat` of `numel` elements that share `part` of its bucket holds. */
-void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int64_t numel, int64_t *begin, int64_t *len);
+void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int64_t numel, int64_t *begin,
+                     int64_t *len);
 
 /* Whole shapes to local ones (reads rank and sequence of the spec); every param's `whole` and cut. */
 dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);

@@ -7,13 +7,11 @@
 static const struct pass {
   const char *name;
   dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
-} passes[] = { /* reduce and bucket also see the layout */
-    {"precision", dt_pass_precision},
-    {"recompute", dt_pass_recompute},
-    {"stage", dt_pass_stage},
-    {"reduce", NULL},
-    {"fuse", dt_pass_fuse},
-    {"bucket", NULL},
+} passes[] = {
+    /* reduce and bucket also see the layout */
+    {"precision", dt_pass_precision}, {"recompute", dt_pass_recompute},
+    {"stage", dt_pass_stage},         {"reduce", NULL},
+    {"fuse", dt_pass_fuse},           {"bucket", NULL},
     {"order", dt_pass_order},
 };
 

@@ -346,12 +346,12 @@ static dt_status cut_parameter(placer *p, dt_param *q) {
     int a = p->axis[i], n = ranks(p, a);
     const dt_place *w = &v->place[a];
     if (w->kind != DT_S) continue;
-    if (q->cut_dim >= 0)
+    if (q->is_cut)
       return dt_fail(p->e, DT_EUSER, where, "parameter %s is cut over two axes, \"%s\" and \"%s\"; cut it over one",
                      q->name, g->mesh.name[q->cut_axis], g->mesh.name[a]);
     dt_segs one = {.n = 1, .size = {q->whole.dim[w->dim]}};
     q->segs = w->segs ? g->segs.p[w->segs - 1] : one;
-    q->cut_dim = w->dim, q->cut_axis = a;
+    q->is_cut = true, q->cut_dim = w->dim, q->cut_axis = a;
     for (int k = 0; k < q->segs.n; k++)
       if (q->segs.size[k] % n && (w->segs || !q->padded))
         return dt_fail(p->e, DT_EUSER, where,
@@ -407,7 +407,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   placer p = {.g = g, .s = s, .e = e, .nv = g->val.n};
   bool said = false; /* a script's own placements go, whatever the mesh */
   for (int i = 0; i < g->param.n; i++)
-    g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val), g->param.p[i].cut_dim = -1;
+    g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] > 1 && strcmp(g->mesh.name[a], "data") && strcmp(g->mesh.name[a], "pipeline"))
       p.axis[p.naxes++] = a;

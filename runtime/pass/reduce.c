@@ -108,8 +108,8 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_vec_free(&in);
   if (w->each) g->val.p[v].region = DT_REG_COMM;
   int dtype = w->l->dtype, low = w->s->comm_dtype;
-  int hooked = w->hooked ? 1 << w->data : 0;
-  if (hooked) {
+  int hooked = w->hooked || (w->s->apart && w->data >= 0) ? 1 << w->data : 0;
+  if (w->hooked) {
     if (w->each) v = without_gaps(w, b, v);
     v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, dt_mesh_size(&g->mesh, "data"), dtype));
     dt_val out = -1;
@@ -159,7 +159,8 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
     for (dt_nid i = add; i < g->node.n; i++) g->node.p[i].reason = "adds a microbatch to the gradient";
   }
   for (dt_nid i = first; i < g->node.n; i++)
-    if (g->node.p[i].phase == DT_BWD && !(dt_op(g->node.p[i].op)->flags & OP_LEAF)) g->node.p[i].flags |= w->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
+    if (g->node.p[i].phase == DT_BWD && !(dt_op(g->node.p[i].op)->flags & OP_LEAF))
+      g->node.p[i].flags |= w->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
   if (!k->axes && !w->each) g->node.p[first].flags &= (uint8_t)~DT_NODE_LAST_MICRO;
   dt_vec_push(&g->bucket, ((dt_bucket){b, k->begin, k->end, v}));
 
@@ -236,9 +237,9 @@ static void rewrite_norm(work *w) {
     if (in.n && w->l->shards > 1) dt_node_of(g, s)->flags |= DT_NODE_OWN;
     dt_vec_free(&in);
     if (axes)
-      s = dt_reduce_comm(g, DT_OP_all_reduce, s, axes, RED_SUM,
-                         dt_arena_printf(&g->mem, "gradient norm: squares of what differs over %s",
-                                         dt_reduce_axes(g, axes)));
+      s = dt_reduce_comm(
+          g, DT_OP_all_reduce, s, axes, RED_SUM,
+          dt_arena_printf(&g->mem, "gradient norm: squares of what differs over %s", dt_reduce_axes(g, axes)));
     total = total < 0 ? s : dt_b2(g, DT_OP_add, total, s);
   }
   free(done);
@@ -253,37 +254,40 @@ static void rewrite_norm(work *w) {
 /* After the update each rank has its share of a bucket: everyone gets the rest. */
 static void publish(work *w) {
   dt_graph *g = w->g;
-  for (int b = 0; b < w->l->nbucket && w->l->shards > 1; b++) {
+  if (w->l->shards == 1) return;
+  int *bucket = dt_xalloc(sizeof(int) * (size_t)g->val.n); /* of the parameter whose share a value is; -1 */
+  for (int v = 0; v < g->val.n; v++) bucket[v] = -1;
+  for (int p = 0; p < w->np; p++)
+    if (g->param.p[p].own >= 0) bucket[g->param.p[p].own] = g->param.p[p].bucket;
+  DT_VEC(dt_val) *in = dt_xalloc(sizeof *in * (size_t)w->l->nbucket);
+  for (dt_nid i = 0; i < w->nn; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (n->op == DT_OP_assign && n->phase == DT_UPD && !(n->flags & DT_NODE_DEAD) && bucket[n->in[0]] >= 0)
+      dt_vec_push(&in[bucket[n->in[0]]], n->out[0]);
+  }
+  for (int b = 0; b < w->l->nbucket; b++) {
     const dt_layout_bucket *k = &w->l->bucket[b];
-    if (k->keep != DT_KEEP_WHOLE) continue;
-    DT_VEC(dt_val) in = {0};
-    for (dt_nid i = 0; i < w->nn; i++) {
-      const dt_node *n = &g->node.p[i];
-      if (n->op != DT_OP_assign || n->phase != DT_UPD || (n->flags & DT_NODE_DEAD)) continue;
-      for (int p = 0; p < w->np; p++)
-        if (g->param.p[p].bucket == b && g->param.p[p].own >= 0 && n->in[0] == g->param.p[p].own)
-          dt_vec_push(&in, n->out[0]);
-    }
-    if (in.n) {
+    if (k->keep == DT_KEEP_WHOLE && in[b].n) {
       int64_t share = (k->end - k->begin) / w->l->shards;
       dt_attr a[DT_MAX_ATTR] = {0};
       a[0].i = k->begin + w->mine * share, a[1].i = a[0].i + share;
       g->phase = DT_UPD, g->file = NULL, g->line = 0;
-      dt_val v = dt_bn(g, DT_OP_pack, in.p, in.n, a);
+      dt_val v = dt_bn(g, DT_OP_pack, in[b].p, in[b].n, a);
       dt_node_of(g, v)->flags |= DT_NODE_OWN;
-      dt_reduce_comm(g, DT_OP_all_gather, v, 1 << w->data, 0,
-                     dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated",
-                                     b));
+      dt_reduce_comm(
+          g, DT_OP_all_gather, v, 1 << w->data, 0,
+          dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b));
     }
-    dt_vec_free(&in);
+    dt_vec_free(&in[b]);
   }
+  free(in), free(bucket);
 }
 
 /* ---- parameters that are kept in shares: gathered for forward and backward ---- */
 typedef struct source {
-  dt_val own, low;    /* the share as it is kept, and in 16 bits (made once a step); -1: not needed yet */
-  dt_val now[2];      /* what is gathered: of own, of low; -1: nothing */
-  int turn[2];        /* when it was last used, in gathers */
+  dt_val own, low; /* the share as it is kept, and in 16 bits (made once a step); -1: not needed yet */
+  dt_val now[2];   /* what is gathered: of own, of low; -1: nothing */
+  int turn[2];     /* when it was last used, in gathers */
 } source;
 
 static dt_val share_of(work *w, source *src, int b, int low_dtype) {
@@ -292,7 +296,8 @@ static dt_val share_of(work *w, source *src, int b, int low_dtype) {
   int64_t share = (k->end - k->begin) / w->l->shards;
   source *q = &src[b];
   if (q->own < 0) {
-    q->own = vector(g, DT_OP_param, w->l->dtype, share, dt_arena_printf(&g->mem, "share of bucket %d", b), DT_REG_PARAM);
+    q->own = vector(g, DT_OP_param, w->l->dtype, share, dt_arena_printf(&g->mem, "share of bucket %d", b),
+                    DT_REG_PARAM);
     dt_vec_push(&g->share, ((dt_share){b, q->own}));
   }
   if (!low_dtype) return q->own;
@@ -319,10 +324,9 @@ static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, in
   }
   dt_val v = share_of(w, src, b, low_dtype);
   g->phase = step ? DT_PRE : (dt_phase)phase, g->file = NULL, g->line = 0, g->serves = -1;
-  const char *why =
-      step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
-           : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,
-                             phase == DT_FWD ? "forward" : "backward");
+  const char *why = step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
+                         : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,
+                                           phase == DT_FWD ? "forward" : "backward");
   dt_val r = dt_reduce_comm(g, DT_OP_all_gather, v, 1 << w->data, 0, why);
   if (step) alias(g, v, r, w->mine * ((k->end - k->begin) / w->l->shards)); /* the cast writes where it will lie */
   else g->val.p[r].region = DT_REG_COMM, q->turn[d] = ++*turn;
@@ -407,7 +411,7 @@ static void settle(work *w) {
   int n = g->node.n;
   int *pos = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *start = dt_xalloc(sizeof(int) * (size_t)(n + 2));
   for (int i = 0; i < n; i++) pos[i] = i < w->nn ? i : n;
-  for (int new = 0; new < 2; new++) /* uses by older nodes first, then new ones from the last on */
+  for (int new = 0; new < 2; new ++) /* uses by older nodes first, then new ones from the last on */
     for (int i = n - 1; i >= 0; i--) {
       if ((i >= w->nn) != new || (g->node.p[i].flags & DT_NODE_DEAD)) continue;
       for (int k = 0; k < g->node.p[i].nin; k++) {

@@ -18,7 +18,8 @@ typedef struct work {
   int nv;        /* values of the graph as it came */
   dt_nid nn;     /* its nodes */
   dt_val *whole; /* [np] the parameter as it was traced */
-  dt_val *grad;  /* [np] what the optimizer reads for accum_grad's output: reduced, its share, in the parameter's dtype; -1: none */
+  dt_val *
+      grad; /* [np] what the optimizer reads for accum_grad's output: reduced, its share, in the parameter's dtype; -1: none */
   dt_val *piece; /* [np] the same before the cast, as a vector */
   bool *gone;    /* [nv] values that shares replace */
 } work;

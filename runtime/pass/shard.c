@@ -22,10 +22,11 @@ static dt_status refuse(const shard *h, const dt_node *n, int param, dt_err *e) 
   char where[300] = "";
   const char *name = h->w->s->optimizer;
   if (n->file) snprintf(where, sizeof where, "%s:%d", n->file, n->line);
-  return dt_fail(e, DT_EUSER, where,
-                 "the optimizer%s%s uses %s on the parameter %s as a whole, but under ZeRO a rank updates only its share "
-                 "of it; set zero = 0, or keep to elementwise operations and to sum, mean and norm over all elements",
-                 name ? " " : "", name ? name : "", dt_op(n->op)->name, h->w->g->param.p[param].name);
+  return dt_fail(
+      e, DT_EUSER, where,
+      "the optimizer%s%s uses %s on the parameter %s as a whole, but under ZeRO a rank updates only its share "
+      "of it; set zero = 0, or keep to elementwise operations and to sum, mean and norm over all elements",
+      name ? " " : "", name ? name : "", dt_op(n->op)->name, h->w->g->param.p[param].name);
 }
 
 /* A value without elements of its own, in the share's size: constants, and scalars spread to the parameter's shape. */
@@ -115,7 +116,8 @@ static void finish(shard *h) {
       if (h->totals.p[b].axes == axes) dt_vec_push(&in, h->totals.p[b].part);
     g->file = NULL, g->line = 0;
     dt_val all = dt_bn(g, DT_OP_concat, in.p, in.n, (dt_attr[DT_MAX_ATTR]){{.i = 0}});
-    all = dt_reduce_comm(g, DT_OP_all_reduce, all, axes, RED_SUM, "sums that the optimizer takes over whole parameters");
+    all = dt_reduce_comm(g, DT_OP_all_reduce, all, axes, RED_SUM,
+                         "sums that the optimizer takes over whole parameters");
     dt_vec_free(&in);
     for (int b = a; b < h->totals.n; b++) {
       if (h->totals.p[b].axes != axes) continue;

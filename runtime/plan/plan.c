@@ -193,10 +193,10 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       group_text(p->g, x->group, out);
       dt_str_add(out, " %s%s %lld bytes, %s%s%s%s\n", dt_dtype_name(t->dtype), reduces ? red[x->red] : "",
                  (long long)dt_nbytes(t),
-                 s == 0                            ? "once a step, before"
-                 : s == 2                          ? "once a step, after"
+                 s == 0                          ? "once a step, before"
+                 : s == 2                        ? "once a step, after"
                  : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
-                                                   : "each microbatch",
+                                                 : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
                  x->reason ? x->reason : "");
     }

@@ -5,8 +5,9 @@ local util = require "dtrain.util"
 
 local D = { name = "data", options = { { "data", "string|count", "auto" }, { "gradient", "table" } } }
 
---- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 with zero = 3), first_bucket_mb = 1, dtype = "f32" | "bf16" |
---- "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro", hook = function(bucket, info) (hook.lua) } }
+--- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 with zero = 3), first_bucket_mb = 1, dtype = "f32" |
+--- "bf16" | "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro",
+--- hook = function(bucket, info), see hook.lua } }
 function D.check(p)
   if type(p.data) == "string" and p.data ~= "auto" then
     util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(p.data))

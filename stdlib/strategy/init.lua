@@ -13,7 +13,7 @@ local util = require "dtrain.util"
 
 local M = {}
 
-local own = { "data", "zero", "tensor", "pipeline", "recompute" }
+local own = { "data", "zero", "local_sgd", "tensor", "pipeline", "recompute" }
 local library = util.map(own, function(name) return require("dtrain.strategy." .. name) end)
 
 local Strategy = { __name = "strategy" }

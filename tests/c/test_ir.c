@@ -156,6 +156,12 @@ static const char *const rules[][2] = {
     {"scatter_add i64[3,2] f32[3,3] dim=1 shape=[3,4]", "!scatter_add: the source (of the index's shape) is f32[3,3]"},
     {"one_hot i64[2,3] classes=5 dtype=f32", "f32[2,3,5]"},
     {"one_hot i64[2,3] classes=0", "!one_hot: classes is 0"},
+    {"topk f32[3,7] k=2", "f32[3,2] i64[3,2]"},
+    {"topk f32[3,7] k=8", "!topk: k is 8, but the last dim of [3,7] has 7 elements; 1 to 7 would do"},
+    {"pack_signs f32[17]", "u8[3]"},
+    {"pack_signs f32[4,4]", "!pack_signs: [4,4] is no vector"},
+    {"unpack_signs u8[2,3]", "f32[2,24]"},
+    {"unpack_signs f32[3]", "!unpack_signs: [3] is not what pack_signs gives"},
     /* norms */
     {"layer_norm f32[2,5,4]", "f32[2,5,4] f32[10] f32[10]"},
     {"layer_norm bf16[2,5,4] bf16[5,4] bf16[5,4] dims=2", "bf16[2,5,4] f32[2] f32[2]"},
@@ -502,7 +508,7 @@ static void test_prune(void) {
   dt_graph g;
   build_model(&g);
   dt_val b = leaf(&g, "f32[6,6]", DT_OP_buffer, "running");
-  dt_buf buf = {"running", b, {0}};
+  dt_buf buf = {.name = "running", .val = b};
   dt_vec_push(&g.buf, buf);
   dt_val unused = dt_b1(&g, DT_OP_exp, g.param.p[0].val); /* nobody reads it */
   dt_b1(&g, DT_OP_neg, unused);

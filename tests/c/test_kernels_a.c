@@ -692,6 +692,30 @@ static void test_all(const char *isa) {
       free_mem();
     }
   }
+  TEST("topk, pack_signs, unpack_signs") {
+    for (int f = 0; f < 4; f++) {
+      const int64_t n = 301, k = 17;
+      dt_view x = fill(make(floats[f], DIMS(5, n), PLAIN), -1, 1);
+      put(&x, 3, 2), put(&x, 200, 2); /* equals: the first comes first */
+      dt_view out[2] = {make(floats[f], DIMS(5, k), PLAIN), make(DT_I64, DIMS(5, k), PLAIN)};
+      call(DT_OP_topk, 1, &x, 2, out, LIST(I(k)), NULL, 0);
+      T_CHECK(get(&out[1], 0) == 3 && get(&out[1], 1) == 200);
+      for (int64_t r = 0; r < 5; r++)
+        for (int64_t i = 0; i < k; i++) {
+          double v = get(&out[0], r * k + i);
+          int64_t above = 0, at = (int64_t)get(&out[1], r * k + i);
+          for (int64_t j = 0; j < n; j++) above += get(&x, r * n + j) > v || (get(&x, r * n + j) == v && j < at);
+          T_CHECK(get(&x, r * n + at) == v && above == i);
+        }
+      dt_view s = fill(make(floats[f], DIMS(53), PLAIN), -1, 1), bits = make(DT_U8, DIMS(7), PLAIN),
+              back = make(DT_F32, DIMS(56), PLAIN);
+      put(&s, 5, 0);
+      call(DT_OP_pack_signs, 1, &s, 1, &bits, NULL, 0, NULL);
+      call(DT_OP_unpack_signs, 1, &bits, 1, &back, NULL, 0, NULL);
+      for (int64_t i = 0; i < 56; i++) T_CHECK(get(&back, i) == (i < 53 && get(&s, i) >= 0 ? 1 : -1));
+      free_mem();
+    }
+  }
   TEST("copy, concat, pad, arange, assign") {
     for (int t = 0; t < DT_NDTYPE; t++)
       for (int layout = 0; layout < LAYOUTS && t != DT_BOOL; layout++) test_movement(t, layout), free_mem();

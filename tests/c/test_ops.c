@@ -90,6 +90,7 @@ static const struct op_test {
     {"rotary f64[2,2,3,4] offset=2", 0, 1e-7},
     {"rotary f64[2,3,2,4] bthd=1 theta=100", 0, 1e-7},
     {"embedding i64[2,5] f64[4,3]", 0, 1e-7},
+    {"topk f64[3,7] k=3", 0, 1e-7},
     {"gather f64[3,4] i64[3,2]", 0, 1e-7},
     {"gather f64[3,4] i32[2,4] dim=0", 0, 1e-7},
     {"layer_norm f64[3,5] f64[5] f64[5]", 0, 1e-6},
@@ -158,7 +159,14 @@ static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
     bool p = wants_gradient(c, i);
     b->in[i] = dt_leaf(g, p ? DT_OP_param : DT_OP_buffer, &c->in[i], NULL);
     if (!p) continue;
-    dt_param q = {.name = "x", .val = b->in[i], .grad = -1, .trainable = true, .counted = true, .flat = -1, .bucket = -1, .compute = -1};
+    dt_param q = {.name = "x",
+                  .val = b->in[i],
+                  .grad = -1,
+                  .trainable = true,
+                  .counted = true,
+                  .flat = -1,
+                  .bucket = -1,
+                  .compute = -1};
     dt_vec_push(&g->param, q);
     dt_val s = weighted_sum(b, b->in[i]);
     loss = loss < 0 ? s : dt_b2(g, DT_OP_add, loss, s);

@@ -16,7 +16,8 @@ local targets = all:slice { dim = 1, start = 1, stop = context + 1 }
 
 local optimizers = {
   adamw = function()
-    return optim.AdamW { lr = 1e-2, eps = 1e-3, weight_decay = 0.1, groups = { { match = { "bias$" }, weight_decay = 0.0, lr = 2e-2 } } }
+    return optim.AdamW { lr = 1e-2, eps = 1e-3, weight_decay = 0.1,
+      groups = { { match = { "bias$" }, weight_decay = 0.0, lr = 2e-2 } } }
   end,
   sgd = function() return optim.SGD { lr = 0.05, momentum = 0.9 } end,
   lamb = function() return optim.LAMB { lr = 1e-2, eps = 1e-3, weight_decay = 0.1 } end,
@@ -47,14 +48,16 @@ return dt.job {
   steps = args.steps_of_job,
   checkpoint = args.dir ~= "" and { dir = args.dir } or nil,
   parallel = { zero = zero, resident = zero == 3 and args.resident or nil,
-    gradient = { hook = hooks[args.hook], bucket_mb = args.bucket, first_bucket_mb = args.bucket, every = args.every, order = args.order,
+    gradient = { hook = hooks[args.hook],
+      bucket_mb = args.bucket, first_bucket_mb = args.bucket, every = args.every, order = args.order,
       dtype = args.dtype ~= "" and args.dtype or nil } },
   after = function(engine)
     if args.report == "" then return end
     local out = { losses = dt.tensor(engine.history, "f64") }
     for _, name in ipairs(engine.exec:names()) do out[name] = engine.exec:get(name) end
     if args.evals then
-      for k, v in dt.sorted(engine.evaluations[#engine.evaluations][2]) do out["eval " .. k] = dt.tensor({ v }, "f64") end
+      local last = engine.evaluations[#engine.evaluations][2]
+      for k, v in dt.sorted(last) do out["eval " .. k] = dt.tensor({ v }, "f64") end
     end
     if dt.rank() == 0 then dt.save(args.report, out) end
   end,

@@ -85,9 +85,9 @@ describe("memory", function()
   end
   for _, ranks in ipairs { 2, 3, 4, 64 } do
     it(("of states is one part in %d, to the byte"):format(ranks), function()
-      local plain = planned("--global 64 --samples 64", ranks)
-      local one, two, three = planned("--global 64 --samples 64 --zero 1", ranks), planned("--global 64 --samples 64 --zero 2", ranks),
-        planned("--global 64 --samples 64 --zero 3", ranks)
+      local size = "--global 64 --samples 64 "
+      local plain, one = planned(size, ranks), planned(size .. "--zero 1", ranks)
+      local two, three = planned(size .. "--zero 2", ranks), planned(size .. "--zero 3", ranks)
       assert.are.equal(plain["optimizer states"], one["optimizer states"] * ranks)
       assert.are.equal(one["optimizer states"], two["optimizer states"])
       assert.are.equal(one["optimizer states"], three["optimizer states"])
@@ -95,7 +95,7 @@ describe("memory", function()
       assert.are.equal(plain.gradients, three.gradients * ranks)
       assert.are.equal(plain.parameters, one.parameters)
       assert.are.equal(plain.parameters, three.parameters * ranks)
-      local low, step = planned("--global 64 --samples 64 --precision bf16", ranks), planned("--global 64 --samples 64 --precision bf16 --zero 1", ranks)
+      local low, step = planned(size .. "--precision bf16", ranks), planned(size .. "--precision bf16 --zero 1", ranks)
       assert.are.equal(low["optimizer states"], step["optimizer states"] * ranks)
       assert.is_true(step.parameters < low.parameters)
     end)
