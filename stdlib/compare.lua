@@ -1,7 +1,10 @@
 -- Two runs of one job, tensor by tensor: what `dtrain check` and the tests of strategies mean by equal. A run is a table of
 -- tensors by name: losses and norms (f64, one a step), "0 name" a parameter's first value, "3 grad:name" and "3 name" its gradient
 -- in step 3 and its value after it.
+local core = require "dtrain.core"
+local modules = require "dtrain.nn.module"
 local ops = require "dtrain.ops"
+local trace = require "dtrain.trace"
 
 local M = {}
 
@@ -10,6 +13,35 @@ local M = {}
 -- an adaptive optimizer makes larger where a gradient is small: f32 gradients may then differ by `later`.
 M.allowed = { f32 = 2e-5, bf16 = 2e-2, f16 = 2e-2 }
 M.later = { f32 = 2e-4, bf16 = 2e-2, f16 = 2e-2 }
+
+--- The names of a job's parameters, in the model's order.
+function M.names(job)
+  local out = {}
+  for _, m in ipairs(trace.modules(job)) do
+    modules.base.each_parameter(m[2], function(name, p) if p.type == "param" then out[#out + 1] = m[1] .. name end end)
+  end
+  return out
+end
+
+--- Takes so many steps with an engine; returns the run on rank 0, on others a part of it.
+function M.record(engine, steps)
+  local out, losses, norms, names = {}, {}, {}, M.names(engine.job)
+  local function keep(step, what)
+    for _, name in ipairs(names) do
+      local t = engine:whole(what .. name)
+      if core.rank() == 0 then out[("%d %s%s"):format(step, what, name)] = t end
+    end
+  end
+  keep(0, "")
+  for step = 1, steps do
+    local m = engine:step()
+    losses[step], norms[step] = m.loss, m.grad_norm
+    keep(step, "grad:")
+    keep(step, "")
+  end
+  out.losses, out.norms = core.tensor(losses, "f64"), core.tensor(norms, "f64")
+  return out
+end
 
 local function largest(t) return t:numel() == 0 and 0 or ops.max(ops.abs(t)):item() end
 
