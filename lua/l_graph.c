@@ -368,8 +368,8 @@ static int g_recompute(lua_State *L) {
       for (int k = 1; k < DT_NOPS; k++) known[n++] = dt_op(k)->name;
       if (op == DT_OP_none) {
         const char *near = dt_nearest(name, known, n);
-        dtl_fail(L, "parallel: recompute: ops: there is no operation '%s'; did you mean '%s'? (docs/ops.md lists them)", name,
-                 near ? near : "gelu");
+        dtl_fail(L, "parallel: recompute: ops: there is no operation '%s'; did you mean '%s'? (docs/ops.md lists them)",
+                 name, near ? near : "gelu");
       }
       r.op[op] = true;
       lua_pop(L, 1);
@@ -486,11 +486,12 @@ static int g_params(lua_State *L) {
 
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {{"graph", l_graph}, {NULL, NULL}};
-  static const luaL_Reg method[] = {
-      {"input", g_input},   {"param", g_param},   {"buffer", g_buffer},     {"state", g_state}, {"hyper", g_hyper},
-      {"output", g_output}, {"loss", g_loss},     {"assign", g_assign},     {"grad", g_grad},   {"grads", g_grads},
-      {"update", g_update}, {"params", g_params}, {"compile", dtl_compile}, {"block", g_block},
-      {"blocks", g_blocks}, {"recompute", g_recompute}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"input", g_input},         {"param", g_param},   {"buffer", g_buffer},
+                                    {"state", g_state},         {"hyper", g_hyper},   {"output", g_output},
+                                    {"loss", g_loss},           {"assign", g_assign}, {"grad", g_grad},
+                                    {"grads", g_grads},         {"update", g_update}, {"params", g_params},
+                                    {"compile", dtl_compile},   {"block", g_block},   {"blocks", g_blocks},
+                                    {"recompute", g_recompute}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

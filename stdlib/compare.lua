@@ -64,7 +64,7 @@ function M.runs(got, want, names, precision)
     local a, b = got[key]:totable()[step], want[key]:totable()[step]
     local r = a == b and 0 or math.abs(a - b) / math.max(math.abs(b), 1e-30)
     worst.loss = math.max(worst.loss, r == r and r or math.huge)
-    if not (r <= limit) then
+    if r > limit or r ~= r then
       return ("step %d: %s is %.9g on the ranks, %.9g in one process: %.2g relative (allowed %g)"):format(step, what, a,
         b, r, limit)
     end
@@ -83,8 +83,8 @@ function M.runs(got, want, names, precision)
     if r <= limit then return end
     local i = r == r and ops.argmax(over:reshape { -1 }, 0):item() or 0
     local x, y = a:reshape { -1 }:totable()[i + 1], b:reshape { -1 }:totable()[i + 1]
-    return ("step %d: the %s of %s differs, most at %s: %.9g on the ranks, %.9g in one process; %.2g of its largest element (allowed %g)")
-      :format(step, kind, name, place_of(b, i), x, y, r, limit)
+    return ("step %d: the %s of %s differs, most at %s: %.9g on the ranks, %.9g in one process; %.2g of its largest element "
+      .. "(allowed %g)"):format(step, kind, name, place_of(b, i), x, y, r, limit)
   end
   -- An adaptive optimizer makes steps of full size from the rounding of a gradient that is zero but for it. So a value may differ by
   -- as much as the observed difference of its own gradient, in relation to that gradient, explains.

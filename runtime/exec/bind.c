@@ -87,7 +87,8 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->input.n; i++)
+    b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
   for (int i = 0; i < g->output.n; i++) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
   bool lost = false;
@@ -298,6 +299,7 @@ void dt_exec_init_values(dt_exec *x) {
       }
     for (int i = 0; i < g->buf.n; i++)
       if (k == 0 || !shared_buffer(x, k, g, g->val.p[g->buf.p[i].val].root))
-        first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val), g->buf.p[i].name ? g->buf.p[i].name : "");
+        first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val),
+                    g->buf.p[i].name ? g->buf.p[i].name : "");
   }
 }

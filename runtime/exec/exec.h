@@ -44,7 +44,7 @@ struct dt_exec {
   const char **names;
   dt_view *views;
   int nnames;
-  int *field_of; /* scratch: loader field of each input */
+  int *field_of;    /* scratch: loader field of each input */
   double inv_count; /* what the last step's gradients were multiplied by */
   float *grad;      /* the gradient that was asked for last */
   int fault;        /* DT_FAULT, for tests */

@@ -391,8 +391,7 @@ static void epilogues(fuser *f) {
       dt_nid li = g->val.p[y].node;
       dt_node *l = &g->node.p[li];
       if (l->op != DT_OP_linear || l->vm || l->phase != c->phase || f->kept[y] ||
-          ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) ||
-          !same_dims(&g->val.p[y].t, &c->vm->space))
+          ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) || !same_dims(&g->val.p[y].t, &c->vm->space))
         continue;
       int nb = l->nin;
       bool also = f->nuse[y] > 1;

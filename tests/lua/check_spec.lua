@@ -10,8 +10,8 @@ local function check(words, options)
 end
 
 describe("dtrain check finds equal", function()
-  for _, words in ipairs { "--ranks 2", "--ranks 3 --micro 2", "--ranks 2 --precision bf16", "--ranks 2 --precision f16 --micro 5",
-    "--ranks 1 --parallel recompute=full", "--ranks 2 --parallel recompute.every=2,gradient.bucket_mb=0.1", "--ranks 2 --model mlp --clip 0.1" } do
+  for _, words in ipairs { "--ranks 3 --micro 2", "--ranks 2 --precision bf16", "--ranks 2 --precision f16 --micro 5 --clip 0.1",
+    "--ranks 1 --parallel recompute=full", "--ranks 2 --model mlp --parallel recompute.every=2,gradient.bucket_mb=0.1" } do
     it(words, function()
       local code, text = check(job .. " " .. words)
       assert.are.equal(0, code, text)
@@ -55,7 +55,9 @@ describe("dtrain check says what is wrong with", function()
     local dir = support.folder()
     os.execute(("ln -s $(command -v sh) %s/sh"):format(dir))
     local code, text = check(job .. " --ranks 2", { env = "PATH=" .. dir })
-    if text:find "timeout" then code, text = support.sh(("sh -c 'PATH=%s; %s check %s --ranks 2'"):format(dir, support.dtrain, job)) end
+    if text:find "timeout" then -- it isn't on that PATH either
+      code, text = support.sh(("sh -c 'PATH=%s; %s check %s --ranks 2'"):format(dir, support.dtrain, job))
+    end
     assert.are.equal(1, code, text)
     assert.is_truthy(text:find "needs Open MPI's mpirun on the PATH to start 2 ranks", text)
   end)
@@ -87,7 +89,8 @@ describe("dtrain check says what is wrong with", function()
   it("a side that does not run", function()
     local dir = support.folder()
     support.write(dir .. "/x.lua", [[local dt = require "dtrain"
-return dt.job { model = dt.nn.Embedding(4, 3), loss = dt.nn.CrossEntropy(), data = dt.data.synthetic { tokens = 9, context = 4, samples = 8 },
+return dt.job { model = dt.nn.Embedding(4, 3), loss = dt.nn.CrossEntropy(),
+  data = dt.data.synthetic { tokens = 9, context = 4, samples = 8 },
   batch = 4, optimizer = dt.optim.SGD { lr = 0.1 }, steps = 1 }]])
     local code, text = check(dir .. "/x.lua --ranks 2")
     assert.are.equal(2, code, text)

@@ -5,11 +5,13 @@ local support = require "support"
 local function run(words, ranks)
   local code, text = support.run("tests/dist/recompute.lua --digest " .. words, { ranks = ranks })
   assert(code == 0, text)
-  return { digest = text:match "digest (%x+)", losses = text:match "losses ([^\n]*)", repeated = tonumber(text:match "repeated (%d+)"),
+  return { digest = text:match "digest (%x+)", losses = text:match "losses ([^\n]*)",
+    repeated = tonumber(text:match "repeated (%d+)"),
     activations = tonumber(text:match "activations (%d+)") }
 end
 
-local hows = { "full", "every=2", "every=3", "ops=gelu+gelu_tanh+relu+batch_norm+silu+tanh", "ops=layer_norm+conv2d+dropout+max_pool2d" }
+local hows = { "full", "every=2", "every=3", "ops=gelu+gelu_tanh+relu+batch_norm+silu+tanh",
+  "ops=layer_norm+conv2d+dropout+max_pool2d" }
 
 describe("recompute gives the bits of a run without it", function()
   for _, kind in ipairs { "gpt", "cnn", "mlp" } do
@@ -79,8 +81,8 @@ return dt.job { model = nn.GPT { vocab = 256, layers = args.layers, heads = 6, w
   it("says by how much a budget cannot be met", function()
     local _, text, code = plan '{ budget = "10 MB" }'
     assert.are.equal(1, code)
-    assert.is_truthy(text:find("gpt.lua:4: parallel: recompute: budget 10,000,000 bytes cannot be met: with all 6 blocks recomputed the "
-      .. "activations need [%d,]+ bytes, [%d,]+ too many"), text)
+    assert.is_truthy(text:find("gpt.lua:4: parallel: recompute: budget 10,000,000 bytes cannot be met: with all 6 blocks "
+      .. "recomputed the activations need [%d,]+ bytes, [%d,]+ too many"), text)
   end)
   it("counts what is repeated", function()
     local _, text = plan '"full"'
