@@ -126,7 +126,9 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
           case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
           default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
         }
-        if (x->fault == DT_FAULT_SKIP_REDUCE && ins->flags & DT_NODE_LAST_MICRO && !lost) q->job.n = 0, lost = true;
+        bool once = ins->flags & DT_NODE_LAST_MICRO;
+        if (s == 1 && !lost && x->fault == (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
+          q->job.n = 0, lost = true;
         continue;
       }
       const dt_kernel *kern = &x->ctx->kernels[ins->op];

@@ -6,7 +6,13 @@
 enum { DT_MAX_PLANS = 24 };
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
-typedef enum { DT_FAULT_NONE, DT_FAULT_SKIP_REDUCE, DT_FAULT_LOSE_MICRO, DT_FAULT_NO_MEAN } dt_fault;
+typedef enum {
+  DT_FAULT_NONE,
+  DT_FAULT_SKIP_REDUCE, /* the first collective that runs once a step: gradients */
+  DT_FAULT_SKIP_PLACE,  /* the first that runs in each microbatch: a change of placement */
+  DT_FAULT_LOSE_MICRO,
+  DT_FAULT_NO_MEAN
+} dt_fault;
 typedef struct bound { /* an instruction with its pointers */
   dt_call call;
   const dt_instr *ins;

@@ -43,6 +43,32 @@ describe("dtrain check finds a planted fault:", function()
     "the gradient of %S+ differs, most at %[[%d,]+%]: %S+ on the ranks, %S+ in one process")
   differs("gradients summed where their mean is meant", "no_mean", "", "the gradient of .- 1 of its largest element")
   differs("a microbatch that is lost", "lose_micro", "--micro 4", "the loss is")
+  -- Faults of strategies, in a script of the user's or planted; skipped while the strategy is not there.
+  local function strange(what, parallel, fault)
+    it(what, function()
+      local dir = support.folder()
+      support.write(dir .. "/x.lua", ([[local dt = require "dtrain"
+local nn = dt.nn
+local parallel = %s
+return dt.job { model = nn.GPT { vocab = 50, layers = 2, heads = 2, width = 16, context = 8 }, loss = nn.CrossEntropy(),
+  data = dt.data.synthetic { tokens = 50, context = 8, samples = 40 }, batch = { global = 8, micro = 2 },
+  optimizer = dt.optim.SGD { lr = 0.1 }, steps = 2, parallel = parallel }]]):format(parallel))
+      local code, text = check(dir .. "/x.lua --ranks 2 --steps 1", { env = fault and "DT_FAULT=" .. fault })
+      local option = text:match "has no option '([^']*)'"
+      if option then return pending(("parallel has no option '%s' yet"):format(option)) end
+      assert.is_true(code == 1 and (text:find "DIFFERS" or text:find "x%.lua:%d+: .*micro") ~= nil, text)
+    end)
+  end
+  strange("a gradient hook that forgets to reduce", "{ gradient = { hook = function(bucket) return bucket end } }")
+  strange("a gradient hook that forgets to average",
+    '{ gradient = { hook = function(bucket) return bucket:all_reduce("data", "sum") * 2 end } }')
+  strange("a change of placement without its collective", "{ tensor = 2 }", "skip_place")
+  strange("a schedule that loses a microbatch", [[{ pipeline = 2, schedule = function(stage, stages, micro)
+  local order = {}
+  for i = 1, micro - 1 do order[#order + 1] = { "F", i } end
+  for i = 1, micro - 1 do order[#order + 1] = { "B", i } end
+  return order
+end }]])
   it("under --all, by name", function()
     local code, text = check(job .. " --ranks 2 --all --steps 1", { env = "DT_FAULT=skip_reduce" })
     assert.are.equal(1, code, text)

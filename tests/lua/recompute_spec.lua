@@ -89,3 +89,28 @@ return dt.job { model = nn.GPT { vocab = 256, layers = args.layers, heads = 6, w
     assert.is_truthy(text:find "backward repeats 36 operations", text)
   end)
 end)
+
+describe("blocks", function()
+  local nn = require("dtrain").nn
+  local modules = require "dtrain.nn.module"
+  local function names(model)
+    local out = {}
+    for module, name in pairs((modules.base.blocks(model))) do out[#out + 1] = name .. " " .. getmetatable(module).class.name end
+    table.sort(out)
+    return table.concat(out, ", ")
+  end
+  it("are the entries of lists, named by their path", function()
+    assert.are.equal("0 Linear, 1 ReLU, 2 Sequential", names(nn.Sequential { nn.Linear(2, 2), nn.ReLU(),
+      nn.Sequential { nn.Linear(2, 2), nn.Tanh() } }))
+    assert.are.equal("blocks.0 Block, blocks.1 Block", names(nn.GPT { vocab = 8, layers = 2, heads = 1, width = 4, context = 4 }))
+  end)
+  it("of lists of lists are those of the outermost", function()
+    local Net = nn.module "Net"
+    function Net:init()
+      self.layers = { { nn.Linear(2, 2), nn.Tanh() }, nn.ReLU() }
+      self.parts = { tail = nn.Sequential { nn.GELU() } }
+      self.inner = nn.Residual(nn.Sequential { nn.SiLU() })
+    end
+    assert.are.equal("inner.inner.0 SiLU, layers.0 Linear, layers.0 Tanh, layers.1 ReLU, parts.tail.0 GELU", names(Net()))
+  end)
+end)
