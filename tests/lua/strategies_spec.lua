@@ -22,6 +22,8 @@ local factors = {
 }
 local most_ranks = 8
 
+compare.later.f32 = compare.allowed.f32 -- no step of these jobs makes rounding larger
+
 local known = {}
 for _, s in ipairs(strategies.new({}).list) do
   for _, row in ipairs(s.options or {}) do known[row[1]] = true end
