@@ -14,7 +14,7 @@ local hows = { "full", "every=2", "every=3", "ops=gelu+gelu_tanh+relu+batch_norm
   "ops=layer_norm+conv2d+dropout+max_pool2d" }
 
 describe("recompute gives the bits of a run without it", function()
-  for _, kind in ipairs { "gpt", "cnn", "mlp" } do
+  for _, kind in ipairs { "gpt", "cnn", "mlp", "own" } do
     for _, precision in ipairs { "f32", "bf16" } do
       for _, micro in ipairs { 8, 3 } do
         it(("%s, %s, %d microbatches"):format(kind, precision, -(-8 // micro)), function()
