@@ -1,5 +1,6 @@
 -- Small models whose activations can be made again, one of each kind; prints a digest of all that persists after a few steps.
---   dtrain tests/dist/recompute.lua --kind gpt|cnn|mlp|own --how "full" | "every=2" | "budget=100kB" | "ops=gelu+add" | "match=blocks%.0"
+--   dtrain tests/dist/recompute.lua --kind gpt|cnn|mlp|own
+--   --how "full" | "every=2" | "budget=100kB" | "ops=gelu+add" | "match=blocks%.0"
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
