@@ -80,6 +80,20 @@ static int l_graph(lua_State *L) {
   return 1;
 }
 
+/* g:clone() -> another graph with the same contents, to be compiled for another rank. It keeps g alive. */
+static int g_clone(lua_State *L) {
+  dtl_graph *b = check_graph(L, "graph:clone"), *c = lua_newuserdatauv(L, sizeof *c, 1);
+  *c = (dtl_graph){0};
+  luaL_setmetatable(L, DTL_GRAPH);
+  lua_getiuservalue(L, 1, 1);
+  lua_pushvalue(L, 1);
+  lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+  lua_setiuservalue(L, -2, 1);
+  c->g = dt_xalloc(sizeof *c->g);
+  dt_graph_clone(b->g, c->g);
+  return 1;
+}
+
 /* ---- leaves ---- */
 static bool has_name(const dt_graph *g, const char *name) {
   for (int i = 0; i < g->param.n; i++)
@@ -187,6 +201,7 @@ static int g_param(lua_State *L) {
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,
+                .cut_dim = -1,
                 .file = b->g->file,
                 .line = b->g->line};
   if (group < 0 || group > 1 << 20)
@@ -266,6 +281,153 @@ static int g_hyper(lua_State *L) {
   h.val = dt_leaf(b->g, DT_OP_hyper, &t, h.name);
   dt_vec_push(&b->g->hyper, h);
   return dtl_push_symbol(L, 1, h.val), 1;
+}
+
+/* ---- placements ---- */
+/* "R" or "S(dim)" at stack index i. */
+static dt_place read_place(lua_State *L, const char *fn, const char *axis, int i, const dt_type *t) {
+  const char *s = lua_type(L, i) == LUA_TSTRING ? lua_tostring(L, i) : "";
+  int dim, used = 0;
+  if (!strcmp(s, "R")) return (dt_place){.kind = DT_R};
+  if (sscanf(s, "S(%d)%n", &dim, &used) != 1 || !used || s[used])
+    dtl_fail(L, "%s: %s = \"R\" (replicated) or \"S(dim)\" (divided by that dim), got %s", fn, axis,
+             lua_type(L, i) == LUA_TSTRING ? s : dtl_kind(L, i));
+  int d = dim < 0 ? dim + t->nd : dim;
+  if (d < 0 || d >= t->nd) dtl_fail(L, "%s: %s = \"%s\": the tensor has dims 0 to %d", fn, axis, s, t->nd - 1);
+  return (dt_place){.kind = DT_S, .dim = (uint8_t)d};
+}
+
+/* The axes of the table at index i in the mesh's order, each with its placement: calls add for each. */
+static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const dt_type *t,
+                        void (*add)(void *ctx, int axis, dt_place p), void *ctx) {
+  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: wants { axis = \"R\" or \"S(dim)\" }, got %s", fn, dtl_kind(L, i));
+  int known = 0, given = 0;
+  for (int a = 0; a < b->g->mesh.naxes; a++) {
+    const char *name = b->g->mesh.name[a];
+    if (lua_getfield(L, i, name) != LUA_TNIL) {
+      known++;
+      if (!strcmp(name, "data") || !strcmp(name, "pipeline"))
+        dtl_fail(L, "%s: the axis \"%s\" divides %s by itself; place tensors on another axis", fn, name,
+                 *name == 'd' ? "samples" : "stages");
+      add(ctx, a, read_place(L, fn, name, lua_gettop(L), t));
+    }
+    lua_pop(L, 1);
+  }
+  lua_pushnil(L);
+  while (lua_next(L, i)) lua_pop(L, 1), given++; /* counts only */
+  if (known == given) return;
+  lua_pushnil(L); /* the first in the alphabet that is no axis: an axis of size 1 is none of the mesh's */
+  const char *worst = NULL;
+  while (lua_next(L, i)) {
+    const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
+    if (dt_mesh_axis(&b->g->mesh, name) < 0 && (!worst || strcmp(name, worst) < 0)) worst = name;
+    lua_pop(L, 1);
+  }
+  static const char *const usual[] = {"tensor", "data", "pipeline"};
+  for (int k = 0; worst && k < 3; k++)
+    if (!strcmp(worst, usual[k])) return;
+  const char *near = dt_nearest(worst, usual, 3);
+  dtl_fail(L, "%s: there is no axis \"%s\"; %s%s%s", fn, worst, near ? "did you mean \"" : "axes are ",
+           near ? near : "data, tensor and pipeline", near ? "\"?" : "");
+}
+
+static void place_param(void *ctx, int axis, dt_place p) { ((dt_value *)ctx)->place[axis] = p; }
+
+/* g:place(parameter's name, { axis = "R" | "S(dim)" } [, padded]): where it lies; before g:localize */
+static int g_place(lua_State *L) {
+  static const char fn[] = "graph:place";
+  dtl_graph *b = check_graph(L, fn);
+  only_traced(L, fn, b->g);
+  const char *name = dtl_text(L, fn, 1, 2);
+  for (int i = 0; i < b->g->param.n; i++) {
+    dt_param *p = &b->g->param.p[i];
+    if (strcmp(p->name, name)) continue;
+    dt_type t = *dt_type_of(b->g, p->val);
+    read_places(L, fn, b, 3, &t, place_param, &b->g->val.p[p->val]);
+    p->padded |= lua_toboolean(L, 4);
+    return 0;
+  }
+  dtl_fail(L, "%s: there is no parameter '%s'", fn, name);
+}
+
+typedef struct placing {
+  dtl_graph *b;
+  dt_val v;
+} placing;
+static void place_value(void *ctx, int axis, dt_place p) {
+  placing *q = ctx;
+  dt_attr a[DT_MAX_ATTR] = {{.i = axis}, {.i = p.kind == DT_S}, {.i = p.dim}};
+  dt_place was[DT_MAX_AXES];
+  memcpy(was, q->b->g->val.p[q->v].place, sizeof was);
+  was[axis] = p;
+  q->v = dt_bn(q->b->g, DT_OP_place, &q->v, 1, a);
+  memcpy(q->b->g->val.p[q->v].place, was, sizeof was);
+}
+/* g:placed(symbol, { axis = "R" | "S(dim)" }) -> the symbol, lying there */
+static int g_placed(lua_State *L) {
+  dtl_graph *b = check_graph(L, "place");
+  placing q = {b, check_symbol(L, "place", 1, 2, b)};
+  dt_type t = *dt_type_of(b->g, q.v);
+  read_places(L, "place", b, 3, &t, place_value, &q);
+  return dtl_push_symbol(L, 1, q.v), 1;
+}
+
+/* g:localize{ rank =, sequence = list of axes }: the place pass */
+static int g_localize(lua_State *L) {
+  static const char fn[] = "graph:localize";
+  dtl_graph *b = check_graph(L, fn);
+  dt_err e = {0};
+  int64_t rank = 0;
+  int sequence = 0;
+  lua_settop(L, 2);
+  DTL_OPTS(L, fn, 1, 2, {"rank", 'i', &rank, NULL}, {"sequence", 'v', &sequence, NULL});
+  dt_spec s = {.rank = (int)rank};
+  for (int k = 1; sequence && k <= (int)lua_rawlen(L, sequence); k++) {
+    lua_rawgeti(L, sequence, k);
+    int a = dt_mesh_axis(&b->g->mesh, luaL_checkstring(L, -1));
+    if (a >= 0) s.sequence |= 1 << a;
+    lua_pop(L, 1);
+  }
+  DTL_TRY(L, &e, dt_pass_place(b->g, &s, &e));
+  return 0;
+}
+
+/* g:nodes() -> list of { op =, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, placed = whether it
+ * was said where it lies } */
+static int g_nodes(lua_State *L) {
+  dtl_graph *b = check_graph(L, "graph:nodes");
+  lua_createtable(L, b->g->node.n, 0);
+  for (int i = 0; i < b->g->node.n; i++) {
+    const dt_node *n = &b->g->node.p[i];
+    const dt_value *v = &b->g->val.p[n->out[0]];
+    lua_createtable(L, 0, 5);
+    lua_pushstring(L, dt_op(n->op)->name);
+    lua_setfield(L, -2, "op");
+    lua_createtable(L, n->nin, 0);
+    for (int k = 0; k < n->nin; k++) {
+      lua_pushinteger(L, b->g->val.p[n->in[k]].node + 1);
+      lua_rawseti(L, -2, k + 1);
+    }
+    lua_setfield(L, -2, "inputs");
+    if (dt_op(n->op)->flags & OP_LEAF && v->name) {
+      lua_pushstring(L, v->name);
+      lua_setfield(L, -2, "name");
+    }
+    lua_createtable(L, v->t.nd, 0);
+    for (int d = 0; d < v->t.nd; d++) {
+      lua_pushinteger(L, v->t.dim[d]);
+      lua_rawseti(L, -2, d + 1);
+    }
+    lua_setfield(L, -2, "shape");
+    for (int a = 0; a < b->g->mesh.naxes; a++)
+      if (v->place[a].kind == DT_S) {
+        lua_pushboolean(L, 1);
+        lua_setfield(L, -2, "placed");
+        break;
+      }
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
 }
 
 /* ---- results ---- */
@@ -416,7 +578,7 @@ static int g_grads(lua_State *L) {
 static int g_grad(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:grad");
   dt_err e = {0};
-  only_traced(L, "a second graph:grad()", b->g);
+  if (b->g->level > DT_PLACED) dtl_fail(L, "a second graph:grad() must come before g:grad()");
   if (!b->g->rows) { /* not said: what the data says */
     const dt_type *t = b->g->input.n ? dt_type_of(b->g, b->g->input.p[0].val) : NULL;
     b->g->rows = t && t->nd && t->dim[0] ? t->dim[0] : 1;
@@ -486,12 +648,13 @@ static int g_params(lua_State *L) {
 
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {{"graph", l_graph}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input},         {"param", g_param},   {"buffer", g_buffer},
-                                    {"state", g_state},         {"hyper", g_hyper},   {"output", g_output},
-                                    {"loss", g_loss},           {"assign", g_assign}, {"grad", g_grad},
-                                    {"grads", g_grads},         {"update", g_update}, {"params", g_params},
-                                    {"compile", dtl_compile},   {"block", g_block},   {"blocks", g_blocks},
-                                    {"recompute", g_recompute}, {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"input", g_input},       {"param", g_param},   {"buffer", g_buffer},     {"state", g_state},
+      {"hyper", g_hyper},       {"output", g_output}, {"loss", g_loss},         {"assign", g_assign},
+      {"grad", g_grad},         {"grads", g_grads},   {"update", g_update},     {"params", g_params},
+      {"place", g_place},       {"placed", g_placed}, {"localize", g_localize}, {"nodes", g_nodes},
+      {"clone", g_clone},       {"block", g_block},   {"blocks", g_blocks},     {"recompute", g_recompute},
+      {"compile", dtl_compile}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

@@ -306,7 +306,7 @@ static int l_neg(lua_State *L) { return lua_settop(L, 1), call(L, DT_OP_neg); }
 static bool usable(int op) {
   const dt_op_info *o = dt_op(op);
   return o->nin_max > 0 && !(o->flags & (OP_LEAF | OP_COMM)) && op != DT_OP_fused && op != DT_OP_accum_grad &&
-         op != DT_OP_assign && op != DT_OP_pack;
+         op != DT_OP_place && op != DT_OP_enter && op != DT_OP_assign && op != DT_OP_pack;
 }
 
 static bool is_backward(const char *name) { return strstr(name, "_bwd") != NULL; }

@@ -104,6 +104,7 @@ function M.new(job)
   self.out = options.out or job.out
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
+  self.replicas = where.replicas
 
   local plans = M.plans(job, where)
   self.plan, self.places, self.steps_per_epoch = plans.main, plans.places, plans.steps_per_epoch

@@ -61,6 +61,13 @@ function ops.cross_entropy(logits, labels, attrs)
   return loss, count
 end
 
+--- x:place{ tensor = "S(1)" }: where a traced value lies on the mesh: "R" (whole on every rank) or "S(dim)" (divided by
+--- that dim). What the script does not say is derived.
+function ops.place(x, where)
+  if not core.is_symbolic(tensor("place", x)) then return x end
+  return scope.current.graph:placed(x, where)
+end
+
 -- ---- names and forms of PyTorch ----
 
 --- dt.gelu(x [, "tanh" | { approximate = "tanh" }])
@@ -254,7 +261,7 @@ for _, name in ipairs { "attention", "layer_norm", "rms_norm", "max_pool2d", "cr
   "unsqueeze",
   "squeeze", "flatten", "split", "chunk", "expand", "detach", "leaky_relu", "elu", "hardswish", "mish", "logsumexp",
     "var",
-  "std", "group_norm", "adaptive_avg_pool2d" } do
+  "std", "group_norm", "adaptive_avg_pool2d", "place" } do
   methods[name] = ops[name]
 end
 

@@ -50,6 +50,17 @@ local function round_up(n)
   end
 end
 
+-- Operations a second of this rank's threads on a matrix product, the best of three: what a step's share is taken of.
+local function peak()
+  local x, best = core.rand({ 512, 512 }, 1), math.huge
+  for _ = 1, 4 do
+    local begin = core.now()
+    core.op("matmul", x, x)
+    best = math.min(best, core.now() - begin)
+  end
+  return 2 * 512 ^ 3 / best
+end
+
 --- The progress of an engine's run; quiet and verbose as on the command line.
 function M.new(engine)
   local options = engine.options
@@ -60,7 +71,11 @@ function M.new(engine)
   self.every = self.verbose and 1 or engine.job.log_every or round_up(engine.steps / 20)
   self.begin = core.now()
   self.last_time, self.last_step = self.begin, engine.start
-  self.done, self.work = 0, 0
+  self.done, self.rows = 0, 0
+  if not self.quiet then
+    self.flops = engine.plan:flops() / engine.plan:rows() / engine.replicas -- this rank's part of a sample
+    self.peak = peak()
+  end
   return self
 end
 
@@ -81,7 +96,7 @@ function Progress:step(m)
   local engine, now = self.engine, core.now()
   local step = engine.step_number
   local amount = engine.tokens and m.count or m.samples
-  self.done = self.done + amount
+  self.done, self.rows = self.done + amount, self.rows + m.samples
   if self.quiet then return end
   local last = step == engine.steps
   if self.live then
@@ -97,6 +112,7 @@ function Progress:step(m)
   if m.skipped then parts[#parts + 1] = ("skipped, scale %g"):format(m.loss_scale) end
   parts[#parts + 1] = short(rate) .. (engine.tokens and " tokens/s" or " samples/s")
   parts[#parts + 1] = ("%.3g ms"):format(elapsed / steps * 1e3)
+  parts[#parts + 1] = ("%.0f %% of peak"):format(100 * self.flops * self.rows / elapsed / self.peak)
   if not last then parts[#parts + 1] = "left " .. util.duration(pace * (engine.steps - step)) end
   local text = table.concat(parts, "  ")
   if self.live then
@@ -108,7 +124,7 @@ function Progress:step(m)
   else
     self:say("%s", text)
   end
-  self.last_time, self.last_step, self.done = now, step, 0
+  self.last_time, self.last_step, self.done, self.rows = now, step, 0, 0
 end
 
 --- After an evaluation.

@@ -18,6 +18,7 @@ function trace.declare(graph, module, symbols, prefix, group)
     else
       symbols[p] = graph:param(name, p.shape, { init = p:initial(), trainable = p.trainable,
         group = group and group(name) or 0 })
+      if p.place then graph:place(name, p.place) end
     end
     p.path = name
   end)
@@ -79,7 +80,7 @@ local function train(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
-    job.parallel:place(graph, how.where.mesh)
+    job.parallel:localize(graph, how.where)
     graph:grad()
     for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
       job.optimizer:trace(graph, entry)
@@ -115,7 +116,7 @@ function trace.eval(job, how)
         places[i].count = n
       end
     end
-    job.parallel:place(graph, how.where.mesh)
+    job.parallel:localize(graph, how.where)
     return compile(job, graph, how, false), places
   end)
 end

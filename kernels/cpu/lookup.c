@@ -9,6 +9,7 @@
 typedef struct lookup {
   const dt_view *id, *x, *y;
   int64_t n, d, rows;     /* ids, width of a row, rows of the table */
+  int64_t base, all;      /* the table is rows base.. of one of `all`; base 0 and all = rows: the whole */
   int64_t *first, *order; /* embedding_bwd: ids of row r are order[first[r] .. first[r + 1]) */
   int dim;
   bool acc;
@@ -35,13 +36,19 @@ static void embed(void *ctx, int64_t begin, int64_t end, int part) {
   const size_t bytes = (size_t)q->d * dt_dtype_size(dtype);
   for (int64_t i = begin; i < end; i++) {
     int64_t id = k_id(q->id->p, q->id->t.dtype, i);
-    if (id < 0 || id >= q->rows) put_missing(q->y->p, dtype, i * q->d, q->d);
-    else memcpy(k_at(q->y->p, dtype, i * q->d), k_at(q->x->p, dtype, id * q->d), bytes);
+    if (id < 0 || id >= q->all) put_missing(q->y->p, dtype, i * q->d, q->d);
+    else if (id < q->base || id >= q->base + q->rows) memset(k_at(q->y->p, dtype, i * q->d), 0, bytes);
+    else memcpy(k_at(q->y->p, dtype, i * q->d), k_at(q->x->p, dtype, (id - q->base) * q->d), bytes);
   }
+}
+static void part_of(lookup *q, const dt_attr *base, const dt_attr *all) {
+  q->base = base->i < 0 ? 0 : base->i;
+  q->all = base->i < 0 ? q->rows : all->i;
 }
 static void run_embedding(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0]};
   q.n = dt_numel(&q.id->t), q.rows = q.x->t.dim[0], q.d = q.x->t.dim[1];
+  part_of(&q, &c->attr[0], &c->attr[1]);
   if (q.d) k_par(c->pool, q.n, k_grain(8 + q.d), embed, &q);
 }
 const dt_kernel K(kernel_embedding) = {.run = run_embedding};
@@ -54,15 +61,16 @@ static size_t workspace_embedding_bwd(const dt_call *c, int threads) {
 static void run_embedding_bwd(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0], .acc = c->flags & DT_CALL_ACC0};
   q.n = dt_numel(&q.id->t), q.rows = q.y->t.dim[0], q.d = q.y->t.dim[1];
+  part_of(&q, &c->attr[1], &c->attr[2]);
   q.first = c->ws, q.order = q.first + q.rows + 2;
   memset(q.first, 0, (size_t)(q.rows + 2) * sizeof *q.first);
   for (int64_t i = 0; i < q.n; i++) {
-    int64_t id = k_id(q.id->p, q.id->t.dtype, i);
+    int64_t id = k_id(q.id->p, q.id->t.dtype, i) - q.base;
     if (id >= 0 && id < q.rows) q.first[id + 2]++;
   }
   for (int64_t r = 2; r < q.rows + 2; r++) q.first[r] += q.first[r - 1];
   for (int64_t i = 0; i < q.n; i++) {
-    int64_t id = k_id(q.id->p, q.id->t.dtype, i);
+    int64_t id = k_id(q.id->p, q.id->t.dtype, i) - q.base;
     if (id >= 0 && id < q.rows) q.order[q.first[id + 1]++] = i;
   }
   k_par(c->pool, (q.d + COLUMNS - 1) / COLUMNS, k_grain(COLUMNS * (q.n + q.rows)),

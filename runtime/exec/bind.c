@@ -117,6 +117,7 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       if (ins->kind == DT_I_COMM) {
         q->job = (dt_commjob){
             .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
+        if (dt_op(ins->op)->flags & OP_INPLACE && in[0].p != c->out[0].p) q->copy = (size_t)dt_nbytes(&in[0].t);
         DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, ins->group, &q->job.comm, e));
         switch (ins->op) {
           case DT_OP_all_reduce: q->job.kind = DT_CJ_ALL_REDUCE; break;
@@ -246,14 +247,16 @@ void dt_exec_unbind(dt_exec *x) {
 /* ---- first values: keyed by (seed, name, element), so that they depend neither on ranks nor on threads ---- */
 typedef struct filling {
   const dt_init *in;
-  dt_view v;
+  char *p; /* the local tensor */
+  int dtype;
   uint64_t key;
+  int64_t local, global, n; /* elements [global, global + n) of the whole tensor go to local.. */
 } filling;
 
 static void fill_part(void *ctx, int part, int parts) {
   const filling *f = ctx;
-  int64_t n = dt_numel(&f->v.t), quads = (n + 3) / 4;
-  for (int64_t q = quads * part / parts; q < quads * (part + 1) / parts; q++) {
+  int64_t first = f->global / 4, quads = (f->global + f->n + 3) / 4 - first;
+  for (int64_t q = first + quads * part / parts; q < first + quads * (part + 1) / parts; q++) {
     uint32_t r[4];
     dt_philox(f->key, 0, (uint64_t)q, r);
     double v[4];
@@ -266,27 +269,50 @@ static void fill_part(void *ctx, int part, int parts) {
         v[i] = f->in->a + m * cos(t), v[i + 1] = f->in->a + m * sin(t);
       }
     }
-    for (int i = 0; i < 4 && 4 * q + i < n; i++) dt_put(f->v.p, f->v.t.dtype, 4 * q + i, v[i]);
+    for (int i = 0; i < 4; i++)
+      if (4 * q + i >= f->global && 4 * q + i < f->global + f->n)
+        dt_put(f->p, f->dtype, f->local + 4 * q + i - f->global, v[i]);
   }
 }
 
-static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *name) {
-  int64_t n = dt_numel(&v.t);
+/* Elements global.. of a tensor's first value, n of them, into elements local.. of v. */
+static void first_range(dt_exec *x, const dt_init *in, dt_view v, const char *name, int64_t local, int64_t global,
+                        int64_t n) {
   if (in->kind == DT_INIT_UNIFORM || in->kind == DT_INIT_NORMAL) {
-    filling f = {in, v, dt_hash(name, strlen(name), x->ctx->seed)};
+    filling f = {in, v.p, v.t.dtype, dt_hash(name, strlen(name), x->ctx->seed), local, global, n};
     dt_pool_run(x->ctx->pool, n > 4096 ? x->ctx->threads : 1, fill_part, &f);
     return;
   }
+  size_t size = dt_dtype_size(v.t.dtype);
   if (in->kind == DT_INIT_GIVEN && in->dtype == v.t.dtype) {
-    memcpy(v.p, in->data, (size_t)dt_nbytes(&v.t));
+    memcpy((char *)v.p + (size_t)local * size, (const char *)in->data + (size_t)global * size, (size_t)n * size);
     return;
   }
   for (int64_t i = 0; i < n; i++)
-    dt_put(v.p, v.t.dtype, i,
-           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, i)
+    dt_put(v.p, v.t.dtype, local + i,
+           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, global + i)
            : in->kind == DT_INIT_ONES  ? 1
            : in->kind == DT_INIT_CONST ? in->a
                                        : 0);
+}
+
+static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *name) {
+  first_range(x, in, v, name, 0, 0, dt_numel(&v.t));
+}
+
+/* A parameter's local part of the whole; padding stays zero. */
+static void first_param(dt_exec *x, const dt_param *p, dt_view v) {
+  if (p->cut_dim < 0) {
+    first_value(x, &p->init, v, p->name);
+    return;
+  }
+  int64_t pre = 1, post = 1, have = v.t.dim[p->cut_dim], whole = p->whole.dim[p->cut_dim];
+  for (int i = 0; i < p->cut_dim; i++) pre *= v.t.dim[i];
+  for (int i = p->cut_dim + 1; i < v.t.nd; i++) post *= v.t.dim[i];
+  for (int64_t o = 0; o < pre; o++)
+    for (int k = 0; k < p->ncut; k++)
+      first_range(x, &p->init, v, p->name, (o * have + p->cut[k].local) * post, (o * whole + p->cut[k].global) * post,
+                  p->cut[k].len * post);
 }
 
 void dt_exec_init_values(dt_exec *x) {
@@ -295,7 +321,7 @@ void dt_exec_init_values(dt_exec *x) {
     if (k == 0)
       for (int i = 0; i < g->param.n; i++) {
         const dt_param *p = &g->param.p[i];
-        first_value(x, &p->init, dt_exec_view(x, 0, p->val), p->name);
+        first_param(x, p, dt_exec_view(x, 0, p->val));
         for (int s = 0; s < p->nstate; s++)
           first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), "");
       }

@@ -43,9 +43,27 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
   return DT_OK;
 }
 
+/* The ranks that have the same part of the model: they differ on the axis "data" alone. */
+static dt_status replicas(dt_exec *x, dt_comm **c, dt_err *e) {
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  int a = dt_mesh_axis(m, "data");
+  *c = NULL;
+  return a < 0 ? DT_OK : dt_ctx_comm(x->ctx, m, (dt_group){.axes = 1 << a}, c, e);
+}
+
+/* One rank speaks for each replica of the data: sums over the world count it once. */
+static bool speaks(const dt_exec *x) {
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  for (int a = 0; a < m->naxes; a++)
+    if (strcmp(m->name[a], "data") && dt_mesh_coord(m, x->b[0].plan->spec.rank, a)) return false;
+  return true;
+}
+
 dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   dt_comm *c = x->ctx->comm;
   bool together = c->size > 1 && x->b[0].plan->spec.train; /* a function or a single op is this rank's own affair */
+  if (together) DT_TRY(replicas(x, &c, e));
+  together = together && c && c->size > 1;
   if (together) {
     dt_str lines = {0}, text = {0};
     /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
@@ -144,6 +162,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
         q->calls++;
         break;
       case DT_I_COMM:
+        if (q->copy) memcpy(q->call.out[0].p, q->call.in[0].p, q->copy);
         if (ins->ticket) {
           x->ticket[ins->ticket] = x->last_ticket = dt_commq_submit(x->queue, &q->job);
         } else {
@@ -336,6 +355,7 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   }
   if (c->size > 1) {
     DT_TRY(drain(x, e));
+    if (!speaks(x)) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
     DT_TRY(share_buffers(x, e));
   }
@@ -398,6 +418,8 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
         sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
     }
   }
+  if (!speaks(x))
+    for (int i = 0; i < nsums; i++) sums[i] = 0;
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
   return DT_OK;
 }

@@ -18,6 +18,7 @@ typedef struct bound { /* an instruction with its pointers */
   const dt_instr *ins;
   void (*run)(dt_call *);
   dt_commjob job;
+  size_t copy;    /* bytes of a communication in place whose operand lives on elsewhere */
   double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
 } bound;

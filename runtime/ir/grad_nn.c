@@ -61,7 +61,8 @@ void grad_rotary(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
 
 /* ---- lookups ---- */
 void grad_embedding(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_attr a[DT_MAX_ATTR] = {{.i = dt_type_of(g, in_of(g, n, 1))->dim[0]}};
+  const dt_attr *f = g->node.p[n].attr;
+  dt_attr a[DT_MAX_ATTR] = {{.i = dt_type_of(g, in_of(g, n, 1))->dim[0]}, f[0], f[1]};
   gin[1] = dt_bn(g, DT_OP_embedding_bwd, (dt_val[]){X, GY}, 2, a);
 }
 void grad_gather(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
@@ -127,4 +128,56 @@ void grad_dropout(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
 void grad_cross_entropy(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_val in[5] = {X, in_of(g, n, 1), out_of(g, n, 2), out_of(g, n, 1), GY};
   gin[0] = same_attrs(g, n, DT_OP_cross_entropy_bwd, in, 5);
+}
+
+/* the loss over divided classes: softmax minus target on the local columns, without communication */
+void grad_vocab_loss(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {X, in_of(g, n, 1), in_of(g, n, 2), out_of(g, n, 1), GY};
+  gin[0] = same_attrs(g, n, DT_OP_cross_entropy_bwd, in, 5);
+}
+
+/* ---- communication: conjugate pairs (Megatron-LM, Shoeybi et al. 2019; Korthikanti et al. 2022 for sequences) ---- */
+static dt_val communicate(dt_graph *g, dt_nid n, int op, dt_val v, const char *reason) {
+  dt_attr a[DT_MAX_ATTR];
+  dt_op_defaults(op, a);
+  const dt_attr_spec *from = dt_op_attr(g->node.p[n].op, "n"), *to = dt_op_attr(op, "n");
+  dt_group_set(g, a, dt_node_group(&g->node.p[n]));
+  if (to && from) {
+    a[to->slot] = g->node.p[n].attr[from->slot];
+    a[dt_op_attr(op, "own")->slot] = g->node.p[n].attr[dt_op_attr(g->node.p[n].op, "own")->slot];
+  }
+  dt_val r = dt_bn(g, op, &v, 1, a);
+  dt_node_of(g, r)->reason = reason;
+  return r;
+}
+void grad_all_reduce(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  const dt_node *x = &g->node.p[n];
+  gin[0] = GY;
+  if (x->attr[3].i == 3) /* a mean */
+    gin[0] = dt_b2(g, DT_OP_mul, GY,
+                   dt_scalar(g, 1.0 / dt_group_size(&g->mesh, dt_node_group(x)), dt_type_of(g, GY)->dtype));
+}
+void grad_reduce_scatter(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = communicate(g, n, DT_OP_all_gather, GY, "gradient of a reduce-scatter: parts become whole");
+}
+void grad_all_gather(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  const dt_node *x = &g->node.p[n];
+  if (x->attr[5].i) {
+    gin[0] = communicate(g, n, DT_OP_reduce_scatter, GY, "gradient of a gathered value: partial sums become parts");
+    return;
+  }
+  int64_t part = dt_type_of(g, GY)->dim[0] / x->attr[3].i;
+  dt_attr a[DT_MAX_ATTR] = {{.i = 0}, {.i = x->attr[4].i * part}, {.i = (x->attr[4].i + 1) * part}, {.i = 1}};
+  gin[0] = dt_bn(g, DT_OP_slice, &GY, 1, a);
+}
+void grad_enter(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  if (!g->node.p[n].attr[0].i) { /* left to a bucket */
+    gin[0] = GY;
+    return;
+  }
+  dt_attr a[DT_MAX_ATTR];
+  dt_op_defaults(DT_OP_all_reduce, a);
+  dt_group_set(g, a, (dt_group){.axes = (int)g->node.p[n].attr[0].i});
+  gin[0] = dt_bn(g, DT_OP_all_reduce, &GY, 1, a);
+  dt_node_of(g, gin[0])->reason = "gradient of a value that enters divided computing: partial sums become whole";
 }

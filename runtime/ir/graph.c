@@ -18,11 +18,30 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->hyper);
   dt_vec_free(&g->bucket);
   dt_vec_free(&g->group);
+  dt_vec_free(&g->segs);
   dt_vec_free(&g->output);
   dt_vec_free(&g->block_name);
   dt_arena_fini(&g->mem);
   *g = (dt_graph){0};
 }
+
+static void *copied(const void *p, int n, size_t size) {
+  return n ? memcpy(dt_xalloc((size_t)n * size), p, (size_t)n * size) : NULL;
+}
+#define COPY(list) c->list.p = copied(g->list.p, g->list.n, sizeof *g->list.p), c->list.cap = g->list.n
+void dt_graph_clone(const dt_graph *g, dt_graph *c) {
+  *c = *g;
+  dt_arena_init(&c->mem);
+  COPY(val), COPY(node), COPY(param), COPY(buf), COPY(input), COPY(hyper);
+  COPY(bucket), COPY(segs), COPY(group), COPY(block_name), COPY(output);
+  for (int i = 0; i < c->node.n; i++) {
+    dt_node *n = &c->node.p[i];
+    const dt_val *in = n->in;
+    n->in = dt_arena_alloc(&c->mem, (size_t)(n->nin + 1) * sizeof *n->in);
+    if (n->nin) memcpy(n->in, in, (size_t)n->nin * sizeof *n->in);
+  }
+}
+#undef COPY
 
 /* ---- views ---- */
 static void contiguous_strides(dt_value *v) {

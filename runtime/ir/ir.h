@@ -34,10 +34,19 @@ typedef struct dt_group {
 int dt_group_size(const dt_mesh *m, dt_group g);
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key);
 
-typedef enum { DT_R, DT_S, DT_P } dt_place_kind; /* replicated, sharded by a dim, partial sum */
+typedef enum { DT_R, DT_S, DT_P } dt_place_kind;          /* replicated, sharded by a dim, partial sum */
+enum { DT_RED_SUM, DT_RED_MAX, DT_RED_MIN, DT_RED_MEAN }; /* attribute `red`; the numbers of dt_red */
 typedef struct dt_place {
-  uint8_t kind, dim, red;
-} dt_place; /* red: dt_red of a partial value (0 = sum) */
+  uint8_t kind, dim;
+  uint8_t red; /* dt_red of a partial value (0 = sum) */
+  uint8_t
+      segs; /* of S: number in dt_graph.segs, 1-based, of the segments that are cut each for itself; 0: cut as a whole */
+} dt_place;
+/* Segments of a dim: q, k and v in the rows of one weight. Each rank has its part of each. */
+typedef struct dt_segs {
+  int n;
+  int64_t size[8];
+} dt_segs;
 
 /* ---- when a node runs ---- */
 typedef enum dt_phase {
@@ -137,6 +146,13 @@ typedef struct dt_param {
   int bucket;
   dt_val compute;  /* 16-bit copy used by forward and backward, or -1 */
   dt_val state[8]; /* optimizer states, in the optimizer's order */
+  /* where the local tensor lies in the whole one: runs of dim cut_dim (-1: it is the whole) */
+  dt_type whole;
+  bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
+  int cut_dim, ncut, cut_axis;
+  struct dt_cut {
+    int64_t local, global, len;
+  } cut[8];
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
   int nstate;
@@ -212,6 +228,7 @@ typedef struct dt_graph {
   int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
   bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
+  DT_VEC(dt_segs) segs;
   DT_VEC(dt_group) group; /* of all communication, of every stage, in the order in which communicators are made */
   const char *file;
   int line;       /* position given to new nodes */
@@ -225,6 +242,8 @@ typedef struct dt_graph {
 
 void dt_graph_init(dt_graph *g);
 void dt_graph_fini(dt_graph *g);
+/* A copy that passes may change; texts and programs stay g's, which must outlive it. */
+void dt_graph_clone(const dt_graph *g, dt_graph *copy);
 
 /* Adds a node: checks arity, runs the shape rule (an error names the op, the shapes and what would fit), infers the placement
  * R. `attr` has DT_MAX_ATTR slots (dt_op_defaults fills them). out[] receives nout values. */
@@ -290,6 +309,25 @@ typedef struct
 typedef dt_status dt_shape_rule(dt_shape_ctx *s);
 /* gradient rule: gout[o] is the gradient of output o or -1; writes gin[i] or -1 for every input */
 typedef void dt_grad_rule(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin);
+/* Placement rule, of one node over one mesh axis of n ranks. in[k] says where input k lies (R or S). Writes where it must lie (want[k], R by
+ * default), whether a replicated input enters divided computing (enter[k]: its gradient is then a partial sum), where the outputs lie (out[],
+ * R by default), and makes attributes local. */
+typedef struct dt_place_ctx {
+  const dt_graph *g;
+  const dt_node *node;
+  int n, coord;                /* ranks of the axis, and this rank's coordinate */
+  const dt_type *in_t, *out_t; /* [nin], [nout] whole types */
+  const dt_place *in;          /* [nin] */
+  dt_place *want;              /* [nin] */
+  bool *enter;                 /* [nin] */
+  dt_place out[DT_MAX_OUT];
+  dt_attr *attr;
+  int late;   /* an input to be added after out[0] was reduced (the bias of a product over a divided dim), -1: none */
+  bool vocab; /* cross-entropy over divided classes */
+  dt_err *e;
+  const char *where;
+} dt_place_ctx;
+typedef dt_status dt_place_rule(dt_place_ctx *c);
 typedef struct dt_cost {
   double flops, bytes;
 } dt_cost;
@@ -300,11 +338,12 @@ typedef struct dt_op_info {
   uint32_t flags;
   const char *attrs;
   dt_shape_rule *shape;
+  dt_place_rule *place;
   dt_grad_rule *grad;
   dt_cost_rule *cost;
-  const char *shape_name, *grad_name, *cost_name; /* for docs and `make op` */
-  int ew;                                         /* DT_EW_* or -1 */
-  int ew_kind;                                    /* DT_EWK_* */
+  const char *shape_name, *place_name, *grad_name, *cost_name; /* for docs and `make op` */
+  int ew;                                                      /* DT_EW_* or -1 */
+  int ew_kind;                                                 /* DT_EWK_* */
   int nspec;
   dt_attr_spec spec[10];
 } dt_op_info;

@@ -14,27 +14,29 @@ const char *const dt_region_name[DT_NREG] = {
 #define grad_none NULL
 static dt_op_info table[DT_NOPS] = {
     {.name = "none"},
-#define ROW(op, lo, hi, outs, bits, spec, shape_, grad_, gname, cost_, ew_, kind) \
-  {.name = #op,                                                                   \
-   .nin_min = lo,                                                                 \
-   .nin_max = hi,                                                                 \
-   .nout = outs,                                                                  \
-   .flags = bits,                                                                 \
-   .attrs = spec,                                                                 \
-   .shape = shape_,                                                               \
-   .grad = grad_,                                                                 \
-   .cost = cost_,                                                                 \
-   .shape_name = #shape_,                                                         \
-   .grad_name = gname,                                                            \
-   .cost_name = #cost_,                                                           \
-   .ew = ew_,                                                                     \
+#define ROW(op, lo, hi, outs, bits, spec, shape_, place_, grad_, gname, cost_, ew_, kind) \
+  {.name = #op,                                                                           \
+   .nin_min = lo,                                                                         \
+   .nin_max = hi,                                                                         \
+   .nout = outs,                                                                          \
+   .flags = bits,                                                                         \
+   .attrs = spec,                                                                         \
+   .shape = shape_,                                                                       \
+   .place = place_,                                                                       \
+   .grad = grad_,                                                                         \
+   .cost = cost_,                                                                         \
+   .shape_name = #shape_,                                                                 \
+   .place_name = #place_,                                                                 \
+   .grad_name = gname,                                                                    \
+   .cost_name = #cost_,                                                                   \
+   .ew = ew_,                                                                             \
    .ew_kind = kind},
-#define OP(name, lo, hi, nout, flags, attrs, shape, grad, cost) \
-  ROW(name, lo, hi, nout, flags, attrs, shape, grad, #grad, cost, -1, 0)
+#define OP(name, lo, hi, nout, flags, attrs, shape, place, grad, cost) \
+  ROW(name, lo, hi, nout, flags, attrs, shape, place, grad, #grad, cost, -1, 0)
 #define OPV OP
-#define EW(name, nin, attrs, kind, grad, flops, ...)                                                      \
-  ROW(name, nin, nin, 1, OP_STRIDED | OP_INPLACE | OP_ELEMENTWISE, attrs, shape_elementwise, grad, #grad, \
-      cost_elementwise, DT_EW_##name, DT_EWK_##kind)
+#define EW(name, nin, attrs, kind, grad, flops, ...)                                                                  \
+  ROW(name, nin, nin, 1, OP_STRIDED | OP_INPLACE | OP_ELEMENTWISE, attrs, shape_elementwise, place_elementwise, grad, \
+      #grad, cost_elementwise, DT_EW_##name, DT_EWK_##kind)
 #include "ops.def"
 #undef EW
 #undef OPV

@@ -5,9 +5,10 @@
 #define DT_RULES_H
 #include "ir.h"
 
-#define OP(name, lo, hi, nout, flags, attrs, shape, grad, cost) \
-  dt_shape_rule shape;                                          \
-  dt_grad_rule grad;                                            \
+#define OP(name, lo, hi, nout, flags, attrs, shape, place, grad, cost) \
+  dt_shape_rule shape;                                                 \
+  dt_place_rule place;                                                 \
+  dt_grad_rule grad;                                                   \
   dt_cost_rule cost;
 #define OPV OP
 #define EW(name, nin, attrs, kind, grad, flops, ...) dt_grad_rule grad;
@@ -16,6 +17,7 @@
 #undef OP
 #undef EW
 dt_shape_rule shape_elementwise;
+dt_place_rule place_elementwise;
 dt_cost_rule cost_elementwise;
 
 /* ---- shape rules ---- */

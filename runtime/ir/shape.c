@@ -393,6 +393,12 @@ dt_status shape_pack(dt_shape_ctx *s) {
   return one(s, dt_type_make(s->in[0]->dtype, 1, &n));
 }
 
+/* place: x as it is, where the script says */
+dt_status shape_place(dt_shape_ctx *s) {
+  if (s->attr[1].i) DT_TRY(shape_dim(s, &s->attr[2], s->in[0]));
+  return one(s, *s->in[0]);
+}
+
 /* ---- communication; sizes are those of one rank, dim 0 is cut or joined; attribute `n`: ranks of the group ---- */
 static dt_status comm_ranks(dt_shape_ctx *s, int64_t *n, bool divides) {
   const dt_type *t = s->in[0];

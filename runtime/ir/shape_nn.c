@@ -412,6 +412,23 @@ dt_status shape_cross_entropy(dt_shape_ctx *s) {
   return done(s, 3);
 }
 
+/* logits[...,N], labels[...] -> four vectors of [rows] */
+dt_status shape_vocab_stats(dt_shape_ctx *s) {
+  DT_TRY(loss_inputs(s));
+  for (int o = 0; o < 4; o++) s->out[o] = vec_type(stat_dtype(s->in[0]->dtype), rows_of(s->in[0], 1));
+  return done(s, 4);
+}
+dt_status shape_vocab_loss(dt_shape_ctx *s) {
+  DT_TRY(loss_inputs(s));
+  int t = stat_dtype(s->in[0]->dtype);
+  dt_type rows = vec_type(t, rows_of(s->in[0], 1));
+  DT_TRY(shape_is(s, 2, &rows, "lse"));
+  DT_TRY(shape_is(s, 3, &rows, "the labels' logits"));
+  DT_TRY(shape_is(s, 4, &rows, "the sums of logits"));
+  s->out[0] = s->out[1] = dt_type_make(t, 0, NULL);
+  return done(s, 2);
+}
+
 dt_status shape_cross_entropy_bwd(dt_shape_ctx *s) {
   DT_TRY(loss_inputs(s));
   int t = stat_dtype(s->in[0]->dtype);

@@ -151,7 +151,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   for (dt_nid i = 0; i < nn; i++) {
     const dt_node *n = &g->node.p[i];
     const dt_op_info *op = dt_op(n->op);
-    if ((n->flags & DT_NODE_DEAD) || !(op->flags & OP_INPLACE) || (op->flags & OP_COMM)) continue;
+    if ((n->flags & DT_NODE_DEAD) || !(op->flags & OP_INPLACE)) continue;
     for (int o = 0; o < n->nout; o++) {
       dt_val v = n->out[o];
       if (g->val.p[v].root != v || keep[v]) continue;

@@ -146,21 +146,52 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   return st;
 }
 
+/* The microbatch's phases are one segment. */
+static bool same_segment(const dt_node *a, const dt_node *b) {
+  uint64_t s = when(a), t = when(b);
+  return s == t || (s + t == 5 && s != 1 && t != 1); /* forward and backward */
+}
+static bool overlap(const dt_graph *g, dt_val a, dt_val b) {
+  int64_t end[2], begin[2];
+  for (int i = 0; i < 2; i++) {
+    const dt_value *x = &g->val.p[i ? b : a];
+    begin[i] = x->offset, end[i] = x->offset + 1;
+    for (int d = 0; d < x->t.nd; d++) end[i] += (x->t.dim[d] - 1) * x->stride[d];
+  }
+  return begin[0] < end[1] && begin[1] < end[0];
+}
+
+/* Work that can hide communication: the operations between a node and the first one of its segment that touches what it communicates. */
+static double hidden(const dt_graph *g, dt_nid i) {
+  const dt_node *x = &g->node.p[i];
+  dt_val in = g->val.p[x->in[0]].root, out = g->val.p[x->out[0]].root;
+  double flops = 0;
+  for (dt_nid k = i + 1; k < g->node.n && same_segment(x, &g->node.p[k]); k++) {
+    const dt_node *y = &g->node.p[k];
+    if (dt_op(y->op)->flags & OP_VIEW || y->op == DT_OP_accum_grad || y->op == DT_OP_pack) continue;
+    for (int j = 0; j < y->nin; j++) {
+      dt_val r = g->val.p[y->in[j]].root;
+      if (r == out && overlap(g, y->in[j], x->out[0])) return flops;
+    }
+    for (int o = 0; o < y->nout; o++) {
+      dt_val r = g->val.p[y->out[o]].root;
+      if ((r == out && overlap(g, y->out[o], x->out[0])) || (r == in && overlap(g, y->out[o], x->in[0]))) return flops;
+    }
+    flops += dt_node_cost(g, k).flops;
+  }
+  return flops;
+}
+
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
   (void)s;
   DT_TRY(dt_graph_sort(g, e));
   dt_graph_compact(g);
-  double left[DT_UPD + 1] = {0};
-  for (dt_nid i = g->node.n - 1; i >= 0; i--) {
+  for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *x = &g->node.p[i];
     x->order = i;
-    int seg = x->phase == DT_WGT || x->phase == DT_FWD ? DT_BWD : x->phase;
-    if (dt_op(x->op)->flags & OP_COMM) {
-      x->stream = DT_STREAM_COMM;
-      if (left[seg] < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
-      continue;
-    }
-    left[seg] += dt_node_cost(g, i).flops;
+    if (!(dt_op(x->op)->flags & OP_COMM)) continue;
+    x->stream = DT_STREAM_COMM;
+    if (hidden(g, i) < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
   }
   g->level = DT_ORDERED;
   return DT_OK;

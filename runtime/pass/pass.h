@@ -13,6 +13,7 @@ typedef struct dt_spec {
   int rank;                     /* global rank that the plan is for; its coordinates on g->mesh follow */
   int threads;                  /* threads a rank: workspace sizes depend on it */
   bool train;                   /* has grad and update */
+  int sequence;                 /* place: mesh axes (bits) that divide sequences where they don't divide layers */
   int precision;                /* DT_F32, DT_BF16, DT_F16: dtype of activations and compute copies */
   int comm_dtype;               /* dtype that gradients travel in; DT_F32 or precision */
   double clip_norm, clip_value; /* 0 = none */
@@ -35,11 +36,13 @@ typedef struct dt_layout {
 
 void dt_layout_fini(dt_layout *l);
 
+/* Whole shapes to local ones (reads rank and sequence of the spec); every param's `whole` and cut. */
+dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
+void dt_place_finish(dt_graph *g);              /* after grad: drops what place left for it */
 dt_status dt_pass_grad(dt_graph *g, dt_err *e); /* needs g->loss; fills param.grad, adds stats */
 /* Without Lua's optimizer: the scaled and clipped gradient of each parameter, g->norm. The optimizer's nodes are traced after it. */
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled /* [g->param.n], -1 for none */, dt_err *e);
 dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e);
-dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);

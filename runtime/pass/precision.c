@@ -20,6 +20,11 @@ static bool keeps_f32(const dt_graph *g, dt_val v) {
                         op == DT_OP_attention || op == DT_OP_cross_entropy);
 }
 
+/* inputs that are such statistics, whoever computed them */
+static bool takes_statistics(const dt_node *n, int k) {
+  return (dt_op(n->op)->flags & OP_COMM) || ((n->op == DT_OP_vocab_loss || n->op == DT_OP_cross_entropy_bwd) && k >= 2);
+}
+
 /* The value of `v` in `dtype`, by a cast that stands just before node `at` in time; one cast per value. */
 static dt_val lowered(dt_graph *g, dt_val v, int dtype, int phase, dt_val *memo) {
   if (memo[v] >= 0) return memo[v];
@@ -118,7 +123,7 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
         else if (n.op == DT_OP_accum_grad) want = DT_F32;
         else if (op->ew < 0 && !(op->flags & OP_VIEW) && !full_reduction && n.op != DT_OP_assign && n.op != DT_OP_sum &&
                  n.op != DT_OP_mean && n.op != DT_OP_concat && n.op != DT_OP_copy && t == DT_F32 && !keeps_f32(g, v) &&
-                 g->node.p[g->val.p[v].node].op != DT_OP_buffer)
+                 !takes_statistics(&n, k) && g->node.p[g->val.p[v].node].op != DT_OP_buffer)
           want = lo;
         if (want != t && dt_is_float(t)) {
           g->phase = n.phase, g->file = n.file, g->line = n.line, g->serves = -1;

@@ -173,8 +173,8 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   p->spec = *s;
   p->spec.layout = NULL;
   p->rows = rows;
+  dt_place_finish(g);
   dt_graph_prune(g, 0);
-  dt_graph_compact(g);
   dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, e);
   if (st) {
     dt_plan_free(p);

@@ -16,7 +16,8 @@ function Conv2d:init(inputs, outputs, kernel, options)
   util.check("nn.Conv2d: kernel", kernel, "pair")
   local o = util.options("nn.Conv2d", options,
     { { "stride", "pair", 1 }, { "padding", "pair", 0 }, { "dilation", "pair", 1 },
-    { "groups", "count", 1 }, { "bias", "boolean", true }, { "init", "table" }, { "bias_init", "table" } })
+    { "groups", "count", 1 }, { "bias", "boolean", true }, { "init", "table" }, { "bias_init", "table" },
+      { "place", "table" } })
   if inputs % o.groups ~= 0 or outputs % o.groups ~= 0 then
     util.fail("nn.Conv2d: inputs %d and outputs %d must both divide by groups %d", inputs, outputs, o.groups)
   end
@@ -27,6 +28,7 @@ function Conv2d:init(inputs, outputs, kernel, options)
     groups = o.groups }
   self.weight = parameter.parameter({ outputs, inputs // o.groups, k[1], k[2] }, o.init or init.default(fan_in))
   if o.bias then self.bias = parameter.parameter({ outputs }, o.bias_init or init.default(fan_in)) end
+  parameter.place(self, o.place)
 end
 
 function Conv2d:forward(x)

@@ -7,16 +7,17 @@ local util = require "dtrain.util"
 
 local Linear = M.module("Linear")
 
---- nn.Linear(inputs, outputs, { bias = true, init =, bias_init = }): x[..., inputs] -> [..., outputs].
+--- nn.Linear(inputs, outputs, { bias = true, init =, bias_init =, place = }): x[..., inputs] -> [..., outputs].
 --- weight [outputs, inputs] and bias [outputs] begin as U(-1/sqrt(inputs), 1/sqrt(inputs)), as in PyTorch.
 function Linear:init(inputs, outputs, options)
   util.check("nn.Linear: inputs", inputs, "count")
   util.check("nn.Linear: outputs", outputs, "count")
   local o = util.options("nn.Linear", options,
-    { { "bias", "boolean", true }, { "init", "table" }, { "bias_init", "table" } })
+    { { "bias", "boolean", true }, { "init", "table" }, { "bias_init", "table" }, { "place", "table" } })
   self.inputs, self.outputs = inputs, outputs
   self.weight = parameter.parameter({ outputs, inputs }, o.init or init.default(inputs))
   if o.bias then self.bias = parameter.parameter({ outputs }, o.bias_init or init.default(inputs)) end
+  parameter.place(self, o.place)
 end
 
 function Linear:forward(x)

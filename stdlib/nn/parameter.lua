@@ -25,6 +25,19 @@ local P = {}
 function P.parameter(shape, init) return new("param", shape, init) end
 --- nn.buffer(shape, init): kept and saved like a parameter, never trained; nn.assign changes it.
 function P.buffer(shape, init) return new("buffer", shape, init) end
+--- Where parameters of a module lie on the mesh: { weight = { tensor = "S(0)" } } (nn.Linear { ..., place = }); what is
+--- not said is derived.
+function P.place(module, where)
+  if where == nil then return end
+  local params = rawget(module, "_params")
+  for name, axes in util.sorted(util.check("place", where, "table")) do
+    if not params[name] then
+      util.fail("place: there is no parameter '%s'; %s", tostring(name), util.suggest(tostring(name), util.keys(params)))
+    end
+    params[name].place = util.check("place: " .. name, axes, "table")
+  end
+end
+
 function P.is(x) return getmetatable(x) == Parameter end
 
 function Parameter:numel()

@@ -24,8 +24,8 @@ Strategy.__index = Strategy
 -- axes in the mesh's order, outermost first, when the script says nothing: stages far apart, tensor parts close together
 local order = { "pipeline", "data", "tensor" }
 
---- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:place(graph, mesh),
---- s:compile(options, mesh).
+--- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks),
+--- s:localize(graph, where), s:compile(options, mesh).
 function M.new(given)
   local rows = { { "mesh", "table", order }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
@@ -99,6 +99,12 @@ local function each(self, what, ...)
   for _, s in ipairs(self.list) do if s[what] then s[what](...) end end
 end
 
+--- From the traced graph, in whole shapes, to that of the rank at `where` (job:where_is).
+function Strategy:localize(graph, where)
+  each(self, "place", graph, self.p, where.mesh)
+  graph:localize { rank = where.rank, sequence = self.p.sequence and { "tensor" } or nil }
+end
+
 function Strategy:fit(how, make)
   for _, s in ipairs(self.list) do
     if s.fit then
@@ -109,7 +115,6 @@ function Strategy:fit(how, make)
   return make()
 end
 
-function Strategy:place(graph, mesh) each(self, "place", graph, self.p, mesh) end
 function Strategy:compile(options, mesh) each(self, "compile", options, self.p, mesh) end
 
 return M
