@@ -81,6 +81,7 @@ static int by_id(const void *a, const void *b) {
 }
 
 static const char *why(dt_graph *g, const dt_node *n) {
+  if (n->reason) return dt_arena_printf(&g->mem, "%s; made again in backward", n->reason);
   if (g->recompute.by_op)
     return dt_arena_printf(&g->mem, "made again in backward: the strategy recomputes %s", dt_op(n->op)->name);
   return dt_arena_printf(&g->mem, "made again in backward: block %s keeps only what enters it",

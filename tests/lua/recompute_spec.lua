@@ -32,6 +32,17 @@ describe("recompute gives the bits of a run without it", function()
       end
     end
   end
+  for _, divided in ipairs { "tensor=2", "tensor=2,sequence=true" } do
+    it("on two ranks, " .. divided, function()
+      local want, last
+      for _, how in ipairs { "none", "full", "none,recompute.communication=true" } do
+        local got = run(("--parallel %s,recompute=%s"):format(divided, how), 2)
+        want, last = want or got, got.activations < (last or math.huge) and got.activations
+        assert.are.equal(want.digest, got.digest, how)
+        assert.is_truthy(last, how)
+      end
+    end)
+  end
   it("on two ranks", function()
     local words = "--micro 2 --how "
     assert.are.equal(run(words .. "none", 2).digest, run(words .. "full", 2).digest)
