@@ -285,14 +285,15 @@ static int x_get(lua_State *L) {
 }
 
 /* x:cut(parameter) -> axis, dim, { { local start, start in the whole, length } ... }: which part of the whole tensor this rank has; nothing
- * when it has all of it, or none */
+ * when it has all of it; false when its plan has no such parameter */
 static int x_cut(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:cut");
   const char *name = dtl_text(L, "exec:cut", 1, 2);
   const dt_graph *g = b->plan[0]->p->g;
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
-    if (strcmp(p->name, name) || p->cut_dim < 0) continue;
+    if (strcmp(p->name, name)) continue;
+    if (p->cut_dim < 0) return 0;
     lua_pushstring(L, g->mesh.name[p->cut_axis]);
     lua_pushinteger(L, p->cut_dim);
     lua_createtable(L, p->ncut, 0);
@@ -307,7 +308,7 @@ static int x_cut(lua_State *L) {
     }
     return 3;
   }
-  return 0;
+  return lua_pushboolean(L, false), 1;
 }
 
 static int x_set(lua_State *L) {

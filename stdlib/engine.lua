@@ -266,6 +266,7 @@ function Engine:whole(name)
   local where, shape = here(self.job), self.shapes[key]
   local axis, dim, cuts = nil, nil, nil
   if have then axis, dim, cuts = self.exec:cut(key) end
+  if axis == false then have, axis = nil, nil end -- of another stage, told by it
   local part = axis and strategies.coord(where.mesh, where.rank, axis) or 0
   local first = {}
   for k = 1, core.size() do first[k] = core.size() + 0.0 end
