@@ -175,6 +175,7 @@ void dtl_open_data(lua_State *L);
 void dtl_open_loader(lua_State *L);
 void dtl_open_comm(lua_State *L);
 void dtl_open_sys(lua_State *L);
+void dtl_open_json(lua_State *L);
 
 /* ---- modules (l_core.c) ---- */
 int luaopen_dtrain_core(lua_State *L);

@@ -192,13 +192,14 @@ static void keep_field(lua_State *L, const char *fn, dtl_source *s, int *n, cons
   s->keep[(*n)++] = dtl_store_keep(t->store);
 }
 
-/* A list or tensor of whole numbers as an array that Lua owns; pushes it. */
-static const int64_t *whole_numbers(lua_State *L, const char *fn, const char *name, int i, int64_t *n) {
+/* A list or tensor of whole numbers as an array that Lua owns; pushes it. A tensor may have two dims: *rows is its first one's size. */
+static const int64_t *whole_numbers(lua_State *L, const char *fn, const char *name, int i, int64_t *rows, int64_t *n) {
   dtl_tensor *t = dtl_to_tensor(L, i);
   if (t) {
-    if (t->v.t.nd != 1 || dt_is_float(t->v.t.dtype) || t->v.t.dtype == DT_BOOL)
-      dtl_fail(L, "%s: '%s' must be a tensor of whole numbers with one dim", fn, name);
-    *n = t->v.t.dim[0];
+    if (t->v.t.nd < 1 || t->v.t.nd > 2 || dt_is_float(t->v.t.dtype) || t->v.t.dtype == DT_BOOL)
+      dtl_fail(L, "%s: '%s' must be a tensor of whole numbers, [samples] or [epochs, samples]", fn, name);
+    *n = dt_numel(&t->v.t);
+    if (t->v.t.nd == 2) *rows = t->v.t.dim[0];
     return dtl_contiguous(L, i, DT_I64)->v.p;
   }
   if (lua_type(L, i) != LUA_TTABLE)
@@ -215,7 +216,7 @@ static const int64_t *whole_numbers(lua_State *L, const char *fn, const char *na
   return v;
 }
 
-/* tensors{ inputs = t, targets = t, order = list | tensor } or { fields = { { name, t }, ... }, order = } */
+/* tensors{ inputs = t, targets = t, order = list | tensor [samples] | [epochs, samples] } or { fields = { { name, t }, ... }, order = } */
 static void open_tensors(lua_State *L, const char *fn, const char *kind, dtl_source *s) {
   dt_err e = {0};
   int inputs = 0, targets = 0, fields = 0, order = 0, n = 0;
@@ -235,9 +236,10 @@ static void open_tensors(lua_State *L, const char *fn, const char *kind, dtl_sou
     if (lua_type(L, -2) != LUA_TSTRING) dtl_fail(L, "%s: entry %d of 'fields' has no name", fn, k);
     keep_field(L, fn, s, &n, lua_tostring(L, -2), lua_gettop(L), names, view);
   }
-  int64_t norder = 0;
-  const int64_t *list = order ? whole_numbers(L, fn, "order", order, &norder) : NULL;
+  int64_t norder = 0, epochs = 1;
+  const int64_t *list = order ? whole_numbers(L, fn, "order", order, &epochs, &norder) : NULL;
   DTL_TRY(L, &e, dt_data_tensors(names, view, n, list, norder, &s->ds, &e));
+  if (epochs > 1) dt_data_epochs(s->ds, epochs);
 }
 
 /* ---- files and generators ---- */

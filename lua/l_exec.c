@@ -79,8 +79,8 @@ static const double *numbers(lua_State *L, const char *fn, const char *name, int
   return v;
 }
 
-/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, nominal =, alone = bool }); alone: a plan for
- * one rank that this rank runs by itself */
+/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
+ * profile = bool, alone = bool }); alone: a plan for one rank that this rank runs by itself */
 static int l_exec(lua_State *L) {
   static const char fn[] = "core.exec";
   dt_err e = {0};
@@ -93,7 +93,8 @@ static int l_exec(lua_State *L) {
   DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
            {"loss_scale", 'f', &o.loss_scale, NULL}, {"scale_window", 'i', &window, NULL},
            {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL},
-           {"alone", 'b', &alone, NULL});
+           {"min_scale", 'f', &o.min_scale, NULL}, {"fixed_scale", 'b', &o.fixed_scale, NULL},
+           {"profile", 'b', &o.profile, NULL}, {"alone", 'b', &alone, NULL});
   if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
   o.lr = numbers(L, fn, "lr", lr, &o.nlr);
   o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
@@ -151,6 +152,30 @@ static void set_integer(lua_State *L, const char *name, int64_t v) {
   lua_setfield(L, -2, name);
 }
 
+/* The table to fill: argument 3, or a new one in its place. */
+static void info_table(lua_State *L, const char *fn) {
+  lua_settop(L, 3);
+  if (lua_isnil(L, 3)) {
+    lua_createtable(L, 0, 11);
+    lua_replace(L, 3);
+  } else if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, fn, 2, "a table to fill", 3);
+}
+
+static int push_info(lua_State *L, const dt_step_info *s) {
+  set_integer(L, "step", s->step + 1);
+  set_integer(L, "epoch", s->epoch);
+  set_integer(L, "samples", s->samples);
+  set_number(L, "loss", s->loss);
+  set_number(L, "grad_norm", s->norm);
+  set_number(L, "count", s->count);
+  set_number(L, "lr", s->lr);
+  set_number(L, "loss_scale", s->loss_scale);
+  set_number(L, "seconds", s->seconds);
+  lua_pushboolean(L, s->skipped);
+  lua_setfield(L, -2, "skipped");
+  return 1;
+}
+
 /* x:step(loader [, table]) -> info; nil, "end" when the data is over; nil, "stop" when asked to stop inside */
 static int x_step(lua_State *L) {
   dt_err e = {0};
@@ -158,27 +183,52 @@ static int x_step(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:step");
   dtl_loader *l = dtl_check_loader(L, "exec:step", 1, 2);
   if (!b->plan[0]->p->spec.train) dtl_fail(L, "exec:step: the executor's first plan is no training plan");
-  lua_settop(L, 3);
-  if (lua_isnil(L, 3)) {
-    lua_createtable(L, 0, 11);
-    lua_replace(L, 3);
-  } else if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, "exec:step", 2, "a table to fill", 3);
+  info_table(L, "exec:step");
   dtl_data_running(L);
   dt_status st = dt_exec_step(b->x, l->l, &s, &e);
   if (st && st != DT_ESTOP) dtl_raise(L, &e);
   if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
-  set_integer(L, "step", s.step + 1);
-  set_integer(L, "epoch", s.epoch);
-  set_integer(L, "samples", s.samples);
-  set_number(L, "loss", s.loss);
-  set_number(L, "grad_norm", s.norm);
-  set_number(L, "count", s.count);
-  set_number(L, "lr", s.lr);
-  set_number(L, "loss_scale", s.loss_scale);
-  set_number(L, "seconds", s.seconds);
-  lua_pushboolean(L, s.skipped);
-  lua_setfield(L, -2, "skipped");
-  return 1;
+  return push_info(L, &s);
+}
+
+/* x:begin(loader) -> number of this rank's microbatches; 0 when the data is over */
+static int x_begin(lua_State *L) {
+  dt_err e = {0};
+  int micros;
+  dtl_exec *b = dtl_ready_exec(L, "exec:begin");
+  dtl_loader *l = dtl_check_loader(L, "exec:begin", 1, 2);
+  dtl_data_running(L);
+  DTL_TRY(L, &e, dt_exec_begin(b->x, l->l, &micros, &e));
+  return lua_pushinteger(L, micros), 1;
+}
+
+/* x:forward(loader) -> the microbatch's mean loss, what it is over */
+static int x_forward(lua_State *L) {
+  dt_err e = {0};
+  double loss, count;
+  dtl_exec *b = dtl_ready_exec(L, "exec:forward");
+  dtl_loader *l = dtl_check_loader(L, "exec:forward", 1, 2);
+  DTL_TRY(L, &e, dt_exec_forward(b->x, l->l, &loss, &count, &e));
+  return lua_pushnumber(L, loss), lua_pushnumber(L, count), 2;
+}
+
+/* x:backward() */
+static int x_backward(lua_State *L) {
+  dt_err e = {0};
+  dtl_exec *b = dtl_ready_exec(L, "exec:backward");
+  DTL_TRY(L, &e, dt_exec_backward(b->x, &e));
+  return 0;
+}
+
+/* x:finish(loader [, table]) -> info, as x:step */
+static int x_finish(lua_State *L) {
+  dt_err e = {0};
+  dt_step_info s;
+  dtl_exec *b = dtl_ready_exec(L, "exec:finish");
+  dtl_loader *l = dtl_check_loader(L, "exec:finish", 1, 2);
+  info_table(L, "exec:finish");
+  DTL_TRY(L, &e, dt_exec_finish(b->x, l->l, &s, &e));
+  return push_info(L, &s);
 }
 
 /* x:eval({ [rows] = plan number }, loader) -> list of sums, one for each output, over the whole set and all ranks */
@@ -353,10 +403,25 @@ static int x_memory(lua_State *L) {
 
 void dtl_open_exec(lua_State *L) {
   static const luaL_Reg fn[] = {{"exec", l_exec}, {NULL, NULL}};
-  static const luaL_Reg method[] = {
-      {"add", x_add},       {"ready", x_ready},   {"close", x_close},      {"step", x_step},        {"eval", x_eval},
-      {"call", x_call},     {"names", x_names},   {"get", x_get},          {"cut", x_cut},          {"set", x_set},
-      {"digest", x_digest}, {"memory", x_memory}, {"save", dtl_exec_save}, {"load", dtl_exec_load}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"add", x_add},
+                                    {"ready", x_ready},
+                                    {"close", x_close},
+                                    {"step", x_step},
+                                    {"eval", x_eval},
+                                    {"begin", x_begin},
+                                    {"forward", x_forward},
+                                    {"backward", x_backward},
+                                    {"finish", x_finish},
+                                    {"call", x_call},
+                                    {"names", x_names},
+                                    {"get", x_get},
+                                    {"cut", x_cut},
+                                    {"set", x_set},
+                                    {"digest", x_digest},
+                                    {"memory", x_memory},
+                                    {"save", dtl_exec_save},
+                                    {"load", dtl_exec_load},
+                                    {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_EXEC);
   lua_pushcfunction(L, exec_gc);

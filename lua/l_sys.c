@@ -90,6 +90,22 @@ static int l_ctx(lua_State *L) {
   return 0;
 }
 
+/* core.backend(name): who joins this process's ranks: "mpi" (a launcher must have started it), "self" (alone) or "auto". */
+static int l_backend(lua_State *L) {
+  const char *want = dtl_text(L, "core.backend", 1, 1);
+  bool auto_ = !strcmp(want, "auto"), self = !strcmp(want, "self");
+  if (!auto_ && !self && strcmp(want, "mpi")) dtl_fail(L, "the backend %s is unknown; mpi, self and auto work", want);
+  if (!auto_ && !self && !dt_comm_launched())
+    dtl_fail(
+        L,
+        "the backend mpi needs a launcher, and none started this process; write mpirun -n N dtrain ..., or take self");
+  if (proc.ctx && self && proc.ctx->comm->size > 1)
+    dtl_fail(L, "the backend self comes too late, %d ranks are joined already; choose it before anything else",
+             proc.ctx->comm->size);
+  if (!auto_ && !proc.ctx) setenv("DT_COMM", want, 1);
+  return 0;
+}
+
 static int l_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->rank), 1; }
 static int l_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->size), 1; }
 static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_rank), 1; }
@@ -194,6 +210,7 @@ static int l_version(lua_State *L) {
 void dtl_open_sys(lua_State *L) {
   static const luaL_Reg fn[] = {
       {"ctx", l_ctx},
+      {"backend", l_backend},
       {"rank", l_rank},
       {"size", l_size},
       {"local_rank", l_local_rank},

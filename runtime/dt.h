@@ -49,6 +49,9 @@ typedef struct dt_exec_opts {
   int groups;
   double loss_scale; /* f16: start, 0 = 65536 */
   int scale_window, hysteresis;
+  double min_scale;     /* 0 = 1 */
+  bool fixed_scale;     /* the loss scale stays at its start */
+  bool profile;         /* as DT_PROFILE=1 */
   double nominal_count; /* usual count of a step: keeps numbers near 1 */
 } dt_exec_opts;
 /* Allocates exactly main->bytes (checked), binds kernels, initialises parameters by (seed, name) and agrees on rank 0's values.
@@ -61,6 +64,12 @@ void dt_exec_free(dt_exec *x);
 
 /* One optimizer step on the loader's next batch. Communicates; the same on all ranks. */
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
+/* The same step in pieces: begin; forward and backward for each of this rank's *micros microbatches (at least one; without samples its
+ * loss is 0); finish. *micros is 0 when the data is over. *loss: the mean over this microbatch's *count samples or labels. */
+dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e);
+dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count, dt_err *e);
+dt_status dt_exec_backward(dt_exec *x, dt_err *e);
+dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
 /* Runs plan `number` (a forward plan) over the loader's next batch of this rank and adds each output (scalars) times 1 into sums[]. */
 dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e);
 /* Runs plan `number` once on given inputs (views by input order); outputs stay valid until the next run. Functions, eager ops. */

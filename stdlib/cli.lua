@@ -179,6 +179,13 @@ function cli.options()
   return o
 end
 
+--- The number of ranks that a script is written for: those that run, or those that --ranks asks `plan`, `explain` and
+--- `check` about.
+function cli.world()
+  local asked = (cli.verb == "plan" or cli.verb == "explain" or cli.verb == "check") and cli.peek("ranks", "count")
+  return asked or require "dtrain.core".size()
+end
+
 --- The help lines of dtrain's own options.
 function cli.help_lines()
   local out = {}

@@ -1,4 +1,5 @@
 -- require "dtrain": everything that a script uses, as one table. Operations work on symbolic and on concrete tensors.
+local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local engine = require "dtrain.engine"
 local job = require "dtrain.job"
@@ -16,13 +17,20 @@ dt.metrics = require "dtrain.metrics"
 
 dt.job = job.job
 dt.engine = engine.new
+dt.deepspeed = require "dtrain.deepspeed"
 dt.args = require "dtrain.args"
 dt.value_and_grad = require "dtrain.grad"
 dt.generate = require "dtrain.generate"
 dt.plot = require "dtrain.plot"
 
 -- ---- the process ----
-dt.rank, dt.size, dt.local_rank, dt.local_size = core.rank, core.size, core.local_rank, core.local_size
+dt.rank, dt.local_rank, dt.local_size = core.rank, core.local_rank, core.local_size
+--- Ranks of the run; with `plan` and `explain` those that are planned for.
+dt.size = cli.world
+--- dt.init{ backend = "auto" | "mpi" | "self" }: who joins the ranks, before anything else asks for them.
+function dt.init(options)
+  core.backend(util.options("dt.init", options, { { "backend", "string", "auto", choices = { "auto", "mpi", "self" } } }).backend)
+end
 dt.version = core.version
 
 --- Sets what initial values of concrete tensors are drawn from (a job has its own seed).

@@ -6,6 +6,7 @@ local core = require "dtrain.core"
 local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
 local ops = require "dtrain.ops"
+local pieces = require "dtrain.pieces"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
 local strategies = require "dtrain.strategy"
@@ -96,13 +97,14 @@ end
 function M.new(job)
   if not jobs.is(job) then util.fail("dt.engine wants a job made by dt.job, got %s (%s)", util.show(job),
     util.kind(job)) end
+  if cli.capture then error(job, 0) end -- plan and explain want the job, not the loop
   local options = cli.options()
   job.run_seed = options.seed or job.seed
   core.ctx { threads = options.threads or 0, seed = job.run_seed }
   local where = here(job)
   check_size(job, where)
-  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0 }, Engine)
-  self.out = options.out or job.out
+  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0, skipped = 0 }, Engine)
+  self.where, self.out = where, options.out or job.out
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
   self.replicas = where.replicas
@@ -113,9 +115,12 @@ function M.new(job)
   self.nominal = job.batch.global
   local targets = job:field("targets")
   if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
-  self.exec, self.eval_numbers = M.executor(plans, { group_lr = job.optimizer:group_lr(), nominal = self.nominal,
-    lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps) })
+  local run = util.copy(job.scaling)
+  run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
+  run.lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
+  self.exec, self.eval_numbers = M.executor(plans, run)
   self.exec:ready()
+  for _, note in ipairs(not options.quiet and core.rank() == 0 and job.notes or {}) do print("note: " .. note) end
 
   self.start = self:resume(options.resume)
   self.step_number = self.start
@@ -144,30 +149,41 @@ function Engine:resume(what)
   return meta.step
 end
 
---- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
---- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
-function Engine:step(batch)
-  if batch and batch.step ~= self.step_number + 1 then
-    util.fail("engine:step: this batch belongs to step %d, the next step is %d; take one step for each batch",
-      batch.step,
-      self.step_number + 1)
-  end
-  local m = self.exec:step(self.loader, self.info)
+-- After a step, whole or in pieces.
+local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
   self.version = self.version + 1
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  if m.skipped then self.skipped = self.skipped + 1 end
+  local every = not self.driven and self.job.report_every
+  if every and self.step_number % every == 0 and core.rank() == 0 and not self.options.quiet then
+    print(("step=%d, skipped=%d, lr=%g, loss=%.6g, scale=%g, %.4g ms"):format(self.step_number, self.skipped, m.lr, m.loss,
+      m.loss_scale, m.seconds * 1e3))
+  end
   return m
 end
 
---- Iterates over (step, batch) up to the job's number of steps; the loop calls engine:step(batch) once for each.
+--- Iterates over (step, batch) up to the job's number of steps; the loop calls engine:step(batch) once for each. batch:
+--- { step = from 1, epoch = from 0, index = of the batch in its epoch, from 0 }.
 function Engine:batches()
   return function()
     if self.step_number >= self.steps or self:stop_requested() then return nil end
-    local n = self.step_number + 1
-    return n, { step = n }
+    return self.step_number + 1, pieces.batch(self)
   end
+end
+
+--- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
+--- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
+function Engine:step(batch)
+  if self.pieces then return pieces.finish(self, stepped) end
+  if batch and batch.step ~= self.step_number + 1 then
+    util.fail("engine:step: this batch belongs to step %d, the next step is %d; take one step for each batch",
+      batch.step,
+      self.step_number + 1)
+  end
+  return stepped(self, self.exec:step(self.loader, self.info))
 end
 
 --- Whether a rank was asked to stop (Ctrl-C, SIGTERM): the same answer on all ranks. Ranks talk about it every
@@ -196,6 +212,9 @@ end
 function Engine:eval()
   if not self.job.eval.data then
     util.fail("engine:eval: the job has no evaluation data; give data a split or eval = { data = ... }")
+  end
+  if self.pieces and self.pieces.wants == "backward" then
+    util.fail("engine:eval between forward and backward would overwrite what backward needs; call it after engine:step()")
   end
   local set = self.job.eval.data
   local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here(self.job)))
@@ -276,6 +295,8 @@ function Engine:whole(name)
   local mine = have and first[part + 1] == where.rank
   return core.all_reduce(mine and spread(have, shape, dim, cuts) or core.zeros(shape), "sum")
 end
+
+pieces.install(Engine)
 
 --- Name -> concrete tensor of parameters and buffers.
 function Engine:state() return modules.base.state(self.job.model) end

@@ -29,6 +29,25 @@ local function check_clip(c)
   return util.options("dt.job: clip", c, { { "norm", "positive" }, { "value", "positive" } })
 end
 
+-- precision = name, or { dtype = name, loss_scale = number (fixed) | { initial =, window =, hysteresis =, min = } }:
+-- returns the name and core.exec's options.
+local function check_precision(p)
+  local names = { "f32", "bf16", "f16" }
+  if type(p) == "string" then p = { dtype = p } end
+  local o = util.options("dt.job: precision", p, { { "dtype", "string", required = true, choices = names },
+    { "loss_scale", "positive|table" } })
+  if o.loss_scale and o.dtype ~= "f16" then
+    util.fail("dt.job: precision: loss_scale is for f16; %s needs none, leave it out", o.dtype)
+  end
+  if type(o.loss_scale) == "number" then return o.dtype, { loss_scale = o.loss_scale, fixed_scale = true } end
+  local s = util.options("dt.job: precision: loss_scale", o.loss_scale, { { "initial", "positive", 65536 },
+    { "window", "count", 1000 }, { "hysteresis", "count", 2 }, { "min", "positive", 1 } })
+  if s.initial < s.min then
+    util.fail("dt.job: precision: loss_scale: initial %g is below min %g; start at least there", s.initial, s.min)
+  end
+  return o.dtype, { loss_scale = s.initial, scale_window = s.window, hysteresis = s.hysteresis, min_scale = s.min }
+end
+
 local function check_data(d)
   if data.is(d) then return { train = d:part("train") or d, valid = d:part("valid"), test = d:part("test") } end
   return util.options("dt.job: data", d, { { "train", "dataset", required = true }, { "valid", "dataset" },
@@ -41,19 +60,20 @@ local function field(set, name)
   end
 end
 
---- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16", clip = norm
---- | { norm =, value = }, parallel =, checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =,
---- batches =, metrics =, data = }, seed = 0, out =, log_every =, after = function(engine) } -> job. Errors name the
---- key and the script's line.
+--- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16" | { dtype =,
+--- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
+--- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
+--- out =, log_every =, profile =, after = function(engine) } -> job. Errors name the key and the script's line.
 function M.job(given)
   local o = util.options("dt.job", given, {
     { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },
     { "data", "dataset|table", required = true }, { "batch", "number|table", required = true },
     { "optimizer", "optimizer", required = true }, { "schedule", "any" },
-    { "precision", "string", "f32", choices = { "f32", "bf16", "f16" } }, { "clip", "positive|table", {} },
+    { "precision", "string|table", "f32" }, { "clip", "positive|table", {} },
     { "parallel", "table", {} }, { "checkpoint", "table" }, { "steps", "count" }, { "epochs", "count" },
       { "eval", "table" },
-    { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "after", "callable" } })
+    { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "profile", "boolean", false },
+    { "after", "callable" } })
   for _, key in ipairs { "model", "loss" } do
     if util.kind(o[key]) == "module class" then
       util.fail("dt.job: %s is the class %s; make an instance: %s = %s(...)", key, o[key].name, key, o[key].name)
@@ -64,6 +84,7 @@ function M.job(given)
   self.where = util.frame()
   self.batch = check_batch(o.batch)
   self.clip = check_clip(o.clip)
+  self.precision, self.scaling = check_precision(o.precision)
   self.parallel = strategies.new(cli.parallel(o.parallel))
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)

@@ -29,6 +29,7 @@ end
 --- Trains a job to its end (or until Ctrl-C); returns the engine.
 return function(job)
   local engine = engines.new(job)
+  engine.driven = true -- the progress line below reports the steps
   local show = progress.new(engine)
   introduce(engine, show)
   local evaluate, checkpoint = job.eval, job.checkpoint

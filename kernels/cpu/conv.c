@@ -13,8 +13,8 @@
  * positions read neighbouring elements whatever the stride. A bias is one more k, whose windows hold ones.
  *
  * Invariant: bands, blocks and chunks depend on shapes alone. Weight gradients are summed over chunks of samples in
- * the compute type; the chunks' sums are then added in order, in f64. Called through the op table; uses gemm.h's
- * tile and pack. */
+ * the compute type; the chunks' sums are then added in order, in f64. A vector program runs over the outputs of a band
+ * (data: of a block of channels) as soon as they are there. Called through the op table; uses gemm.h's tile and pack. */
 #ifndef T
 #include "gemm.h"
 
@@ -33,6 +33,7 @@ typedef enum pass { FORWARD, DATA, WEIGHTS } pass;
 typedef struct conv {
   pass pass;
   const dt_view *x, *w, *y, *b; /* gradients, in their places, of the backward passes; b NULL: none */
+  const k_vm *vm;               /* epilogue, or NULL */
   uint32_t flags;
   int64_t n, groups, c, o; /* c, o: channels of a group */
   int64_t h, wd, kh, kw, oh, ow, sh, sw, ph, pw, dh, dw;
@@ -60,11 +61,12 @@ static int64_t even(int64_t n, int64_t most, int64_t unit) {
   return K_MAX(unit, k_up((n + blocks - 1) / blocks, unit));
 }
 
-static conv setup(const dt_call *c, pass pass) {
-  conv q = {.pass = pass, .flags = c->flags, .b = c->nin > 2 ? &c->in[2] : NULL};
-  q.x = pass == FORWARD ? &c->in[0] : pass == DATA ? &c->out[0] : &c->in[1];
-  q.w = pass == WEIGHTS ? &c->out[0] : &c->in[1];
-  q.y = pass == FORWARD ? &c->out[0] : &c->in[0];
+/* product: epi_product(c) */
+static conv setup(const dt_call *c, pass pass, const dt_view *product) {
+  conv q = {.pass = pass, .flags = c->flags, .vm = c->prep, .b = dt_own_inputs(c->nin, c->vm) > 2 ? &c->in[2] : NULL};
+  q.x = pass == FORWARD ? &c->in[0] : pass == DATA ? product : &c->in[1];
+  q.w = pass == WEIGHTS ? product : &c->in[1];
+  q.y = pass == FORWARD ? product : &c->in[0];
   const dt_attr *a = c->attr;
   const int64_t *xd = q.x->t.dim, *wd = q.w->t.dim, *yd = q.y->t.dim;
   q.sh = a[0].i, q.sw = a[1].i, q.ph = a[2].i, q.pw = a[3].i, q.dh = a[4].i, q.dw = a[5].i, q.groups = a[6].i;
@@ -107,8 +109,9 @@ static conv setup(const dt_call *c, pass pass) {
   q.image_bytes = k_round64((size_t)((q.together * q.cb * q.rows * q.pitch + nr) * z));
   q.panel_bytes = k_round64((size_t)((K_KB / z * nr + nr) * z));
   q.own_bytes = q.image_bytes + q.panel_bytes + k_round64((size_t)(more * z));
-  q.off = c->ws, q.at = q.off + q.cb * q.area;
-  q.shared = (char *)c->ws + q.off_bytes;
+  char *ws = (char *)c->ws + K(epi_bytes)(c);
+  q.off = (int64_t *)(void *)ws, q.at = q.off + q.cb * q.area;
+  q.shared = ws + q.off_bytes;
   q.own = q.shared + q.shared_bytes;
   return q;
 }
@@ -154,7 +157,8 @@ static int64_t phase_of(const conv *q, int64_t f, int64_t *first, int64_t *index
 #include "k_twice.h"
 
 static void run(dt_call *c, pass pass) {
-  conv q = setup(c, pass);
+  const dt_view product = K(epi_product)(c);
+  conv q = setup(c, pass, &product);
   const bool f64 = q.x->t.dtype == DT_F64;
   /* of a sample and block: multiply-adds, 8 in the time of an elementary operation */
   const int64_t macs = q.s * q.o * q.cb * q.area / 8;
@@ -174,8 +178,9 @@ static void run(dt_call *c, pass pass) {
   }
 }
 static size_t bytes(const dt_call *c, int threads, pass pass) {
-  const conv q = setup(c, pass);
-  return q.off_bytes + q.shared_bytes + (size_t)threads * q.own_bytes;
+  const dt_view product = K(epi_product)(c);
+  const conv q = setup(c, pass, &product);
+  return K(epi_bytes)(c) + q.off_bytes + q.shared_bytes + (size_t)threads * q.own_bytes;
 }
 static size_t workspace(const dt_call *c, int threads) { return bytes(c, threads, FORWARD); }
 static size_t workspace_x(const dt_call *c, int threads) { return bytes(c, threads, DATA); }
@@ -183,8 +188,10 @@ static size_t workspace_w(const dt_call *c, int threads) { return bytes(c, threa
 static void run_conv2d(dt_call *c) { run(c, FORWARD); }
 static void run_conv2d_bwd_x(dt_call *c) { run(c, DATA); }
 static void run_conv2d_bwd_w(dt_call *c) { run(c, WEIGHTS); }
-const dt_kernel K(kernel_conv2d) = {.run = run_conv2d, .workspace = workspace};
-const dt_kernel K(kernel_conv2d_bwd_x) = {.run = run_conv2d_bwd_x, .workspace = workspace_x};
+const dt_kernel K(kernel_conv2d) = {
+    .run = run_conv2d, .workspace = workspace, .prepare = K(epi_prepare), .release = K(epi_release)};
+const dt_kernel K(kernel_conv2d_bwd_x) = {
+    .run = run_conv2d_bwd_x, .workspace = workspace_x, .prepare = K(epi_prepare), .release = K(epi_release)};
 const dt_kernel K(kernel_conv2d_bwd_w) = {.run = run_conv2d_bwd_w, .workspace = workspace_w};
 
 #else /* ---- once for float, once for double ---- */
@@ -311,6 +318,10 @@ static void F(forward)(void *ctx, int64_t begin, int64_t end, int part) {
       for (int64_t i = 0; i < mc && !direct; i++)
         K_STORE(k_at(q->y->p, dtype, at + i * q->s), dtype, 1, hold + i * ldc, s);
     }
+    for (int64_t i = 0, n = q->bands > 1 ? q->o : 1; i < n && q->vm; i++) { /* one band: all outputs side by side */
+      const int64_t at = (unit * q->o + i) * q->s + y0 * q->ow;
+      K(vm_range)(q->vm, at, at + q->o / n * s);
+    }
   }
 }
 
@@ -381,6 +392,8 @@ static void F(data)(void *ctx, int64_t begin, int64_t end, int part) {
       F(add_windows)(q, img, col, rows, j, w);
     }
     F(write_image)(q, img, unit * q->c + c0, channels);
+    const int64_t plane = q->h * q->wd, at = (unit * q->c + c0) * plane;
+    if (q->vm) K(vm_range)(q->vm, at, at + channels * plane);
   }
 }
 

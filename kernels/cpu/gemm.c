@@ -257,10 +257,9 @@ static const T *F(pack_a)(T *dst, const k_mat *a, int64_t i0, int64_t p0, int64_
     for (int64_t i = 0; i < mc; i += K_MR) {
       T *d = dst + i * kc + p * K_MR;
       if (mc - i >= K_MR)
-        for (int q = 0; q < np; q++) K_UNROLL for (int r = 0; r < K_MR; r++) d[q * K_MR + r] = from[q][i + r];
+        for (int q = 0; q < np; q++) memcpy(d + q * K_MR, from[q] + i, K_MR * sizeof(T));
       else
-        for (int q = 0; q < np; q++)
-          for (int r = 0; r < mc - i; r++) d[q * K_MR + r] = from[q][i + r];
+        for (int q = 0; q < np; q++) memcpy(d + q * K_MR, from[q] + i, (size_t)(mc - i) * sizeof(T));
     }
   }
   return dst;

@@ -106,4 +106,11 @@ typedef struct k_vm k_vm;
 k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out);
 void K(vm_free)(k_vm *v);
 void K(vm_range)(const k_vm *v, int64_t begin, int64_t end);
+
+/* ---- epilogues (epilogue.c): what a product's kernel calls. c->prep is the program analysed, NULL when the call has
+ * none. ---- */
+dt_view K(epi_product)(const dt_call *c); /* where the product goes, contiguous: an output, or the workspace's begin */
+size_t K(epi_bytes)(const dt_call *c);    /* how much of the workspace that takes, a multiple of 64 */
+dt_status K(epi_prepare)(dt_call *c, dt_err *e);
+void K(epi_release)(dt_call *c);
 #endif

@@ -1,9 +1,5 @@
 /* linear: y = x wT + b over all rows of x, and, with a vector program, the epilogue run on each block of rows while
- * it is in cache.
- *
- * The program reads the product from memory where it may be overwritten: an output of the product's dtype, else a
- * part of the workspace. So a fused epilogue gives the same bits as the chain run on its own. Called through the op
- * table. */
+ * it is in cache. Called through the op table. */
 #include "gemm.h"
 
 typedef struct linear {
@@ -25,26 +21,10 @@ static bool joins(const dt_view *x, int64_t *rs) {
   }
   return true;
 }
-/* the output that holds the product, -1 when none can */
-static int holder(const dt_call *c) {
-  if (!c->vm) return 0;
-  for (int o = 0; o < c->nout; o++)
-    if (c->out[o].t.dtype == c->in[0].t.dtype && dt_view_contiguous(&c->out[o])) return o;
-  return -1;
-}
-static dt_type product_type(const dt_call *c) {
-  dt_type t = c->in[0].t;
-  t.dim[t.nd - 1] = c->in[1].t.dim[0];
-  return t;
-}
-static size_t product_bytes(const dt_call *c) {
-  dt_type t = product_type(c);
-  return holder(c) < 0 ? k_round64((size_t)dt_nbytes(&t)) : 0;
-}
 /* sizes and dtypes of the product; the caller fills in the memory */
 static k_gemm sizes(const dt_call *c) {
   const dt_view *x = &c->in[0], *w = &c->in[1];
-  k_gemm g = {.m = 1, .n = w->t.dim[0], .k = w->t.dim[1], .c = {.dtype = product_type(c).dtype}};
+  k_gemm g = {.m = 1, .n = w->t.dim[0], .k = w->t.dim[1], .c = {.dtype = x->t.dtype}};
   for (int d = 0; d < x->t.nd - 1; d++) g.m *= x->t.dim[d];
   return g;
 }
@@ -53,28 +33,7 @@ static size_t workspace(const dt_call *c, int threads) {
   int64_t rs;
   const k_gemm g = sizes(c);
   size_t x = joins(&c->in[0], &rs) ? 0 : k_round64((size_t)dt_nbytes(&c->in[0].t));
-  return product_bytes(c) + x + (size_t)threads * K(gemm_ws)() + K(gemm_packed_bytes)(&g);
-}
-static dt_view product(const dt_call *c) {
-  int h = holder(c);
-  dt_type t = product_type(c);
-  return h >= 0 ? c->out[h] : dt_view_make(c->ws, &t);
-}
-
-static dt_status prepare(dt_call *c, dt_err *e) {
-  (void)e;
-  if (!c->vm) return DT_OK;
-  const int nb = c->attr[0].i ? 3 : 2;
-  dt_view *in = dt_xalloc(sizeof *in * (size_t)(c->nin - nb + 1));
-  in[0] = product(c);
-  for (int i = nb; i < c->nin; i++) in[i - nb + 1] = c->in[i];
-  c->prep = K(vm_new)(c->vm, in, c->out);
-  free(in);
-  return DT_OK;
-}
-static void release(dt_call *c) {
-  if (c->prep) K(vm_free)(c->prep);
-  c->prep = NULL;
+  return K(epi_bytes)(c) + x + (size_t)threads * K(gemm_ws)() + K(gemm_packed_bytes)(&g);
 }
 
 /* rows [m0, m1), all columns, a block at a time with its epilogue */
@@ -97,8 +56,8 @@ static void epilogue(void *ctx, int64_t begin, int64_t end, int part) {
 
 static void run(dt_call *c) {
   const dt_view *x = &c->in[0], *w = &c->in[1];
-  dt_view y = product(c), flat;
-  linear l = {.g = sizes(c), .vm = c->prep, .ws = (char *)c->ws + product_bytes(c)};
+  dt_view y = K(epi_product)(c), flat;
+  linear l = {.g = sizes(c), .vm = c->prep, .ws = (char *)c->ws + K(epi_bytes)(c)};
   int64_t rs;
   if (!joins(x, &rs)) {
     flat = dt_view_make(l.ws, &x->t);
@@ -123,4 +82,5 @@ static void run(dt_call *c) {
   if (l.tm > 1) dt_pool_run(c->pool, l.tm, rows, &l);
   else rows(&l, 0, 1);
 }
-const dt_kernel K(kernel_linear) = {.run = run, .workspace = workspace, .prepare = prepare, .release = release};
+const dt_kernel K(kernel_linear) = {
+    .run = run, .workspace = workspace, .prepare = K(epi_prepare), .release = K(epi_release)};

@@ -1,18 +1,18 @@
-/* Max and average pooling over NCHW, and their gradients. A plane (image, channel) at a time, planes in parallel; a
- * row of outputs grows tap by tap, so that the inner loop runs along the row. 16-bit floats go through a plane in
- * f32.
+/* Max and average pooling over NCHW, and their gradients. A plane (image, channel) at a time, planes in parallel; the
+ * inner loop runs along a row of outputs. 16-bit floats go through a plane in f32.
  *
- * A maximum's index is into H*W of its plane; the first of equals wins, NaN wins over all. Called through the op
+ * The maximum reads a padded copy of the plane, a vector of outputs at a time. A maximum's index is into H*W of its plane; the first of equals wins, NaN wins over all. Called through the op
  * table. */
 #ifndef T
-#include "k.h"
+#include "gemm.h"
 #include "m.h"
 
 typedef struct pooling {
   const dt_view *x, *y; /* the large and the small image (values or gradients) */
   const dt_view *index; /* i32, as y */
   int64_t planes, H, W, OH, OW, kh, kw, sy, sx, py, px, dy, dx;
-  bool whole; /* average over the whole window, padding too */
+  int64_t pitch; /* maximum: elements of a row of the copy */
+  bool whole;    /* average over the whole window, padding too */
   char *ws;
   size_t each;
 } pooling;
@@ -42,24 +42,39 @@ static pooling setup(const dt_view *x, const dt_view *y, const dt_attr *a, bool 
   if (dilated) p.dy = a[6].i, p.dx = a[7].i;
   return p;
 }
-/* a plane of each, a row of sums */
-static size_t each_of(const dt_type *x, const dt_type *y) {
-  const size_t z = k_csize(x->dtype);
-  return k_round64((size_t)(x->dim[2] * x->dim[3]) * z) + k_round64((size_t)(y->dim[2] * y->dim[3]) * z) +
-         k_round64((size_t)y->dim[3] * z);
+/* bytes of a thread: a plane of each, a row of sums; for the maximum four rows and the copy */
+static size_t each_of(const pooling *p) {
+  const size_t z = k_csize(p->x->t.dtype);
+  const int64_t row = p->pitch ? 4 * k_up(p->OW, K_VB / (int64_t)z) + p->H * p->pitch : p->OW;
+  return k_round64((size_t)(p->H * p->W) * z) + k_round64((size_t)(p->OH * p->OW) * z) + k_round64((size_t)row * z);
 }
 static void planes(dt_call *c, pooling *p, k_fn *f32, k_fn *f64) {
-  p->ws = c->ws, p->each = each_of(&p->x->t, &p->y->t);
+  p->ws = c->ws, p->each = each_of(p);
   k_par(c->pool, p->planes, k_grain(p->H * p->W * 4), p->x->t.dtype == DT_F64 ? f64 : f32, p);
 }
-static size_t forward_ws(const dt_call *c, int threads) { return (size_t)threads * each_of(&c->in[0].t, &c->out[0].t); }
+static pooling setup_max(const dt_call *c) {
+  pooling p = setup(&c->in[0], &c->out[0], c->attr, true);
+  /* whole vectors of outputs are read */
+  const int64_t lanes = K_VB / (int64_t)k_csize(p.x->t.dtype), most = k_up(p.OW, lanes) * p.sx + (p.kw - 1) * p.dx;
+  p.index = &c->out[1];
+  p.pitch = K_MAX(most, p.W + p.px);
+  return p;
+}
+static size_t max_ws(const dt_call *c, int threads) {
+  const pooling p = setup_max(c);
+  return (size_t)threads * each_of(&p);
+}
+static size_t forward_ws(const dt_call *c, int threads) {
+  const pooling p = setup(&c->in[0], &c->out[0], NULL, false);
+  return (size_t)threads * each_of(&p);
+}
 static size_t backward_ws(const dt_call *c, int threads) {
-  return (size_t)threads * each_of(&c->out[0].t, &c->in[0].t);
+  const pooling p = setup(&c->out[0], &c->in[0], NULL, false);
+  return (size_t)threads * each_of(&p);
 }
 
 static void run_max(dt_call *c) {
-  pooling p = setup(&c->in[0], &c->out[0], c->attr, true);
-  p.index = &c->out[1];
+  pooling p = setup_max(c);
   planes(c, &p, max_f32, max_f64);
 }
 static void run_max_bwd(dt_call *c) {
@@ -77,11 +92,13 @@ static void run_avg_bwd(dt_call *c) {
   p.whole = c->attr[6].i;
   planes(c, &p, avg_bwd_f32, avg_bwd_f64);
 }
-const dt_kernel K(kernel_max_pool2d) = {.run = run_max, .workspace = forward_ws};
+const dt_kernel K(kernel_max_pool2d) = {.run = run_max, .workspace = max_ws};
 const dt_kernel K(kernel_max_pool2d_bwd) = {.run = run_max_bwd, .workspace = backward_ws};
 const dt_kernel K(kernel_avg_pool2d) = {.run = run_avg, .workspace = forward_ws};
 const dt_kernel K(kernel_avg_pool2d_bwd) = {.run = run_avg_bwd, .workspace = backward_ws};
 #else
+
+#include "vec.h"
 
 /* plane k of v where it lies, or a buffer that load/keep fill and store */
 static T *F(plane)(const dt_view *v, int64_t k, int64_t n, T *buf) {
@@ -102,52 +119,66 @@ static void F(buffers)(const pooling *p, int part, T **x, T **y, T **row) {
   *row = (T *)(void *)at;
 }
 
-/* best and where it was, for outputs of a row: a tap at a time */
-static inline void F(take)(T *best, int32_t *at, const T *x, int64_t stride, int64_t n, int32_t first) {
-#define TAKE(s)                                      \
-  K_IVDEP for (int64_t i = 0; i < n; i++) {          \
-    T v = x[i * s];                                  \
-    int more = (v > best[i]) | (v != v);             \
-    best[i] = more ? v : best[i];                    \
-    at[i] = more ? first + (int32_t)(i * s) : at[i]; \
+/* every s-th element from p on, a vector of them */
+K_INLINE V F(ld_every)(const T *p, int64_t s) {
+  typedef F(k_lane) VI __attribute__((vector_size(K_VB)));
+  if (s == 1) return F(ld)(p);
+#define EVERY2(l, x) ((l)*2)
+  if (s == 2) return __builtin_shuffle(F(ld)(p), F(ld)(p + VL), (VI){LIST(EVERY2, 0)});
+#undef EVERY2
+  V x;
+  for (int l = 0; l < VL; l++) x[l] = p[l * s];
+  return x;
+}
+/* Row u of outputs: the best and where it was. Of each output, first: its first element's column, -1 when all are
+ * padding; column: its window's, padding too. */
+K_INLINE void F(max_row)(const pooling *p, int64_t sx, const F(k_lane) * first_of, const F(k_lane) * column_of,
+                         const T *copy, int64_t u, T *best, F(k_lane) * at) {
+  typedef F(k_lane) I __attribute__((vector_size(K_VB), may_alias));
+  int64_t y0 = u * p->sy - p->py, top = y0;
+  while (top < 0) top += p->dy;
+  for (int64_t v = 0; v < p->OW; v += VL) {
+    const I first = *(const I *)(first_of + v), column = *(const I *)(column_of + v);
+    /* the window's first element, if all are -inf; none, if all of a dilated window is padding */
+    V b = (V){0} - (T)INFINITY;
+    I a = top < p->H ? (first + (F(k_lane))(top * p->W)) | (first < 0) : (I){0} - 1;
+    for (int64_t r = 0, h = y0; r < p->kh; r++, h += p->dy) {
+      if (h < 0 || h >= p->H) continue;
+      const T *row = copy + h * p->pitch + v * sx;
+      for (int64_t s = 0; s < p->kw; s++) {
+        const V x = F(ld_every)(row + s * p->dx, sx);
+        const I more = (I)(x > b) | (I)(x != x), here = column + (F(k_lane))(h * p->W + s * p->dx);
+        b = (V)(((I)x & more) | ((I)b & ~more)), a = (here & more) | (a & ~more);
+      }
+    }
+    F(st)(best + v, b), *(I *)(at + v) = a;
   }
-  if (stride == 2) {
-    TAKE(2)
-  } else if (stride == 1) {
-    TAKE(1)
-  } else {
-    TAKE(stride)
-  }
-#undef TAKE
 }
 static void F(max)(void *ctx, int64_t begin, int64_t end, int part) {
   const pooling *p = ctx;
-  T *xb, *yb, *row;
-  F(buffers)(p, part, &xb, &yb, &row);
+  T *xb, *yb, *best;
+  F(buffers)(p, part, &xb, &yb, &best);
+  const int64_t up = k_up(p->OW, VL);
+  F(k_lane) *at = (F(k_lane) *)(best + up), *first = at + up, *column = first + up;
+  T *copy = (T *)(column + up);
+  for (int64_t i = 0; i < p->H * p->pitch; i++) copy[i] = -(T)INFINITY;
+  for (int64_t v = 0; v < up; v++) {
+    int64_t x0 = v * p->sx - p->px;
+    column[v] = (F(k_lane))x0;
+    while (x0 < 0) x0 += p->dx;
+    first[v] = x0 < p->W ? (F(k_lane))x0 : -1;
+  }
   for (int64_t k = begin; k < end; k++) {
     const T *x = F(load)(p->x, k, p->H * p->W, xb);
     T *y = F(plane)(p->y, k, p->OH * p->OW, yb);
+    int32_t *index = (int32_t *)p->index->p + k * p->OH * p->OW;
+    for (int64_t h = 0; h < p->H; h++) memcpy(copy + h * p->pitch + p->px, x + h * p->W, (size_t)p->W * sizeof(T));
     for (int64_t u = 0; u < p->OH; u++) {
-      T *best = y + u * p->OW;
-      int32_t *at = (int32_t *)p->index->p + (k * p->OH + u) * p->OW;
-      int64_t y0 = u * p->sy - p->py;
-      while (y0 < 0) y0 += p->dy;
-      for (int64_t v = 0; v < p->OW; v++) {
-        int64_t x0 = v * p->sx - p->px;
-        while (x0 < 0) x0 += p->dx;
-        /* the window's first element, if all are -inf; none, if all of a dilated window is padding */
-        best[v] = -(T)INFINITY, at[v] = y0 < p->H && x0 < p->W ? (int32_t)(y0 * p->W + x0) : -1;
-      }
-      for (int64_t r = 0; r < p->kh; r++) {
-        const int64_t h = u * p->sy - p->py + r * p->dy;
-        if (h < 0 || h >= p->H) continue;
-        for (int64_t s = 0, lo, hi; s < p->kw; s++) {
-          const int64_t shift = s * p->dx - p->px;
-          inside(p->W, p->OW, p->sx, shift, &lo, &hi);
-          const int64_t from = h * p->W + lo * p->sx + shift;
-          F(take)(best + lo, at + lo, x + from, p->sx, hi - lo, (int32_t)from);
-        }
-      }
+      if (p->sx == 1) F(max_row)(p, 1, first, column, copy, u, best, at);
+      else if (p->sx == 2) F(max_row)(p, 2, first, column, copy, u, best, at);
+      else F(max_row)(p, p->sx, first, column, copy, u, best, at);
+      for (int64_t v = 0; v < p->OW; v++) y[u * p->OW + v] = best[v];
+      for (int64_t v = 0; v < p->OW; v++) index[u * p->OW + v] = (int32_t)at[v];
     }
     F(keep)(p->y, k, p->OH * p->OW, yb, y);
   }

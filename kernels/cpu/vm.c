@@ -18,6 +18,10 @@
  * */
 enum { V_L1_BYTES = 12288, V_BLOCK_MAX = 1024, V_BLOCK_MIN = 64, V_ROW = 192, V_UNIT = 256, V_FAR = 1 << 16 };
 
+/* Instructions that no op has: V_MULADD a b + c, V_MULSUB a b - c, V_NMULADD c - a b, rounded once where the instruction
+ * set can, else twice. */
+enum { V_MULADD = DT_NEW, V_MULSUB, V_NMULADD, V_NOPS };
+
 typedef struct v_operand {
   void *p;
   uint8_t dtype;
@@ -80,21 +84,26 @@ static inline int64_t v_next_row(const k_vm *v, const v_operand *o, int64_t *at)
 
 static const struct v_op {
   uint8_t arity, flops;
-} v_ops[DT_NEW] = {
+} v_ops[V_NOPS] = {
 #define EW(name, nin, attr, kind, grad, flops, ...) {nin, flops},
 #include "../elementwise.def"
 #undef EW
-};
+    [V_MULADD] = {3, 2}, [V_MULSUB] = {3, 2}, [V_NMULADD] = {3, 2}};
 
 /* ---- analysis ---- */
 
-/* one value of the program: an input, or what an instruction computes */
+/* one value of the program: input i, or, number nin + j, what instruction j computes */
 typedef struct v_value {
   bool scalar;
-  int def;  /* instruction, -1 for an input */
-  int last; /* last instruction that reads it; INT_MAX when an output stores it at the end of the block */
+  int def;   /* instruction, -1 for an input */
+  int reads; /* by instructions and outputs */
+  int last;  /* last instruction that reads it; INT_MAX when an output stores it at the end of the block */
   int slot;
 } v_value;
+/* an instruction over values instead of registers */
+typedef struct v_code {
+  int op, arg[3]; /* op -1: there is nothing to do */
+} v_code;
 
 static void v_bytes(const dt_view *v, uintptr_t *lo, uintptr_t *hi) {
   int64_t top = 0, bottom = 0;
@@ -153,6 +162,48 @@ static bool v_may_write(const k_vm *v, const v_value *val, const dt_view *in, co
   return true;
 }
 
+/* The program over values: which instruction reads which, which are the same everywhere, which are stored (out). */
+static void v_values(const k_vm *v, const dt_vm *vm, v_code *code, v_value *val, int *out) {
+  int *reg = dt_xalloc((size_t)(K_MAX(vm->nreg, vm->nin) + 1) * sizeof *reg);
+  for (int i = 0; i < vm->nin; i++)
+    reg[i] = i, val[i] = (v_value){.scalar = v->in[i].scalar, .def = -1, .last = -1, .slot = i};
+  for (int j = 0; j < vm->nins; j++) {
+    const dt_vmi *s = &vm->ins[j];
+    if (s->op == DT_EW_cast && (s->imm[0] == DT_F64 || (!v->f64 && s->imm[0] == DT_F32))) { /* changes nothing here */
+      code[j].op = -1, reg[s->dst] = reg[s->a];
+      continue;
+    }
+    const int16_t r[3] = {s->a, s->b, s->c};
+    v_value *d = &val[vm->nin + j];
+    *d = (v_value){.scalar = true, .def = j, .last = j, .slot = -1};
+    code[j].op = s->op;
+    for (int k = 0; k < v_ops[s->op].arity; k++) {
+      v_value *x = &val[code[j].arg[k] = reg[r[k]]];
+      x->reads++, d->scalar &= x->scalar;
+    }
+    reg[s->dst] = vm->nin + j;
+  }
+  for (int o = 0; o < vm->nout; o++) out[o] = reg[vm->out[o]], val[out[o]].reads++;
+  free(reg);
+}
+
+/* A product that only a sum or a difference reads becomes one instruction with it: a block less to write and read. */
+static void v_merge(const dt_vm *vm, v_code *code, const v_value *val) {
+  for (int j = 0; j < vm->nins; j++) {
+    v_code *s = &code[j];
+    for (int k = 0; k < 2 && (s->op == DT_EW_add || s->op == DT_EW_sub); k++) {
+      const v_value *x = &val[s->arg[k]];
+      if (x->def < 0 || x->scalar || x->reads > 1 || code[x->def].op != DT_EW_mul) continue;
+      v_code *product = &code[x->def];
+      *s = (v_code){s->op == DT_EW_add ? V_MULADD
+                    : k == 0           ? V_MULSUB
+                                       : V_NMULADD,
+                    {product->arg[0], product->arg[1], s->arg[1 - k]}};
+      product->op = -1;
+    }
+  }
+}
+
 k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
   const int nval = vm->nin + vm->nins;
   k_vm *v = dt_xalloc(sizeof *v + (size_t)(vm->nin + vm->nout) * sizeof(v_operand) + (size_t)vm->nins * sizeof(v_ins));
@@ -161,44 +212,31 @@ k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
   if (v->count == 0) return v;
   v_operands(v, vm, in, out);
 
-  /* values: which register holds which, who reads them last, which are the same everywhere */
   v_value *val = dt_xalloc((size_t)(nval + 1) * sizeof *val);
-  int *reg = dt_xalloc((size_t)(K_MAX(vm->nreg, vm->nin) + 1) * sizeof *reg);
-  /* of each instruction, the values: result (-1: there is nothing to do), operands */
-  int(*arg)[4] = dt_xalloc((size_t)(vm->nins + 1) * sizeof *arg);
+  v_code *code = dt_xalloc((size_t)(vm->nins + 1) * sizeof *code);
+  int *stored = dt_xalloc((size_t)(vm->nout + 1) * sizeof *stored);
   int *free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *free_block), nfree = 0;
-  for (int i = 0; i < vm->nin; i++) reg[i] = i, val[i] = (v_value){v->in[i].scalar, -1, -1, i};
+  v_values(v, vm, code, val, stored);
+  v_merge(vm, code, val);
   int64_t cost = vm->nin + vm->nout;
   for (int j = 0; j < vm->nins; j++) {
-    const dt_vmi *s = &vm->ins[j];
-    if (s->op == DT_EW_cast && (s->imm[0] == DT_F64 || (!v->f64 && s->imm[0] == DT_F32))) { /* changes nothing here */
-      arg[j][0] = -1, reg[s->dst] = reg[s->a];
-      continue;
-    }
-    const int16_t r[3] = {s->a, s->b, s->c};
-    v_value *d = &val[vm->nin + j];
-    *d = (v_value){true, j, j, -1};
-    for (int k = 0; k < v_ops[s->op].arity; k++) {
-      arg[j][k + 1] = reg[r[k]];
-      val[reg[r[k]]].last = j;
-      d->scalar &= val[reg[r[k]]].scalar;
-    }
-    arg[j][0] = vm->nin + j, reg[s->dst] = vm->nin + j;
-    if (!d->scalar) cost += 1 + v_ops[s->op].flops;
+    if (code[j].op < 0) continue;
+    for (int k = 0; k < v_ops[code[j].op].arity; k++) val[code[j].arg[k]].last = j;
+    if (!val[vm->nin + j].scalar) cost += 1 + v_ops[code[j].op].flops;
   }
   v->grain = k_grain(cost);
 
   /* outputs: written where they lie by the instruction that computes them, or stored at the end of each block. An input
    * that is itself stored must be saved from the other outputs. */
   for (int o = 0; o < v->nout; o++) {
-    v_value *x = &val[reg[vm->out[o]]];
+    v_value *x = &val[stored[o]];
     for (int q = 0; x->def < 0 && q < v->nout; q++)
       if (q != o && v_overlap(&in[x - val], &out[q])) v->in[x - val].in_place = false;
     if (x->def < 0) x->last = INT_MAX;
   }
   v->scalar0 = v->nin + v->nout;
   for (int o = 0; o < v->nout; o++) {
-    v_value *x = &val[reg[vm->out[o]]];
+    v_value *x = &val[stored[o]];
     v_operand *w = &v->out[o];
     w->scalar = x->scalar;
     w->in_place = w->in_place && !x->scalar && x->def >= 0 && x->slot < 0 && v_may_write(v, val, in, out, o, x->def);
@@ -213,38 +251,37 @@ k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
     v->in[i].slot = val[i].slot;
   }
   for (int j = 0; j < vm->nins; j++)
-    if (arg[j][0] >= 0 && val[arg[j][0]].scalar) val[arg[j][0]].slot = v->scalar0 + v->nscalar++;
+    if (code[j].op >= 0 && val[vm->nin + j].scalar) val[vm->nin + j].slot = v->scalar0 + v->nscalar++;
   v->block0 = v->scalar0 + v->nscalar;
   for (int pass = 0; pass < 2; pass++) /* scalar instructions first */
     for (int j = 0; j < vm->nins; j++) {
-      if (arg[j][0] < 0 || val[arg[j][0]].scalar != !pass) continue;
-      const dt_vmi *s = &vm->ins[j];
+      v_value *d = &val[vm->nin + j];
+      const v_code *s = &code[j];
+      if (s->op < 0 || d->scalar != !pass) continue;
       v_ins *w = &v->ins[v->nins++];
-      const int arity = v_ops[s->op].arity;
       int *slot[3] = {&w->a, &w->b, &w->c}, mask = 0;
-      for (int k = 0; k < arity; k++) {
-        const v_value *x = &val[arg[j][k + 1]];
+      for (int k = 0; k < v_ops[s->op].arity; k++) {
+        const v_value *x = &val[s->arg[k]];
         bool again = false;
-        for (int q = 0; q < k; q++) again |= arg[j][q + 1] == arg[j][k + 1];
+        for (int q = 0; q < k; q++) again |= s->arg[q] == s->arg[k];
         *slot[k] = x->slot;
         mask |= (pass && x->scalar) << k;
         if (x->last != j || again || x->scalar) continue;
         if (x->slot >= v->block0) free_block[nfree++] = x->slot - v->block0;
         else if (x->def < 0 && !v->in[x - val].in_place) free_block[nfree++] = v->in[x - val].home;
       }
-      v_value *d = &val[arg[j][0]];
       if (d->slot < 0) d->slot = v->block0 + (nfree ? free_block[--nfree] : v->nblock++);
       if (pass && d->last == j && d->slot >= v->block0) free_block[nfree++] = d->slot - v->block0; /* nobody reads it */
       w->d = d->slot;
-      memcpy(w->imm, s->imm, sizeof w->imm);
-      if (v->f64) w->loop.fn_f64 = s->op == DT_EW_cast ? v_casts_f64[(int)s->imm[0]] : v_loops_f64[s->op][mask];
-      else w->loop.fn_f32 = s->op == DT_EW_cast ? v_casts_f32[(int)s->imm[0]] : v_loops_f32[s->op][mask];
+      memcpy(w->imm, vm->ins[j].imm, sizeof w->imm);
+      if (v->f64) w->loop.fn_f64 = s->op == DT_EW_cast ? v_casts_f64[(int)w->imm[0]] : v_loops_f64[s->op][mask];
+      else w->loop.fn_f32 = s->op == DT_EW_cast ? v_casts_f32[(int)w->imm[0]] : v_loops_f32[s->op][mask];
       if (!pass) v->nuniform++;
     }
   int touched = 0;
   for (int i = 0; i < v->nin; i++) touched += v->in[i].in_place;
   for (int o = 0; o < v->nout; o++) {
-    v->out[o].slot = val[reg[vm->out[o]]].slot;
+    v->out[o].slot = val[stored[o]].slot;
     if (v->out[o].scalar) v->out[o].home = v->nblock++;
     else touched += v->out[o].in_place;
   }
@@ -252,7 +289,7 @@ k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
   v->block = V_L1_BYTES / (K_MAX(touched, 1) * (v->f64 ? 8 : 4)) / 64 * 64;
   v->block = K_MAX(V_BLOCK_MIN, K_MIN(v->block, V_BLOCK_MAX));
   v->block = K_MIN(v->block, (v->count + 15) / 16 * 16);
-  free(val), free(reg), free(arg), free(free_block);
+  free(val), free(code), free(stored), free(free_block);
   return v;
 }
 

@@ -5,7 +5,7 @@
   static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm) { \
     const T i0 = (T)imm[0], i1 = (T)imm[1];                                                          \
     PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                            \
-    K_IVDEP for (int64_t i = 0; i < n; i++) {                                                        \
+    K_IVDEP _Pragma("GCC unroll 4") for (int64_t i = 0; i < n; i++) {                                \
       const T a = A, b = B, c = C;                                                                   \
       (void)a, (void)b, (void)c;                                                                     \
       d[i] = __VA_ARGS__;                                                                            \
@@ -34,6 +34,9 @@
 #include "../elementwise.def"
 #undef EW
 #undef m_round
+V_ARITY_3(muladd, a *b + c)
+V_ARITY_3(mulsub, a *b - c)
+V_ARITY_3(nmuladd, c - a * b)
 
 #define V_CAST(fname, ...) V_FN(fname, , pa[i], 0, 0, __VA_ARGS__)
 V_CAST(to_bool, (T)(a != 0))
@@ -54,11 +57,11 @@ typedef void F(v_loop)(T *d, const T *pa, const T *pb, const T *pc, int64_t n, c
   { F(name##_0), F(name##_1), F(name##_2) }
 #define V_TABLE_3(name) \
   { F(name##_0), F(name##_1), F(name##_2), F(name##_3), F(name##_4), F(name##_5), F(name##_6) }
-static F(v_loop) *const F(v_loops)[DT_NEW][8] = {
+static F(v_loop) *const F(v_loops)[V_NOPS][8] = {
 #define EW(name, nin, ...) V_TABLE_##nin(name),
 #include "../elementwise.def"
 #undef EW
-};
+    [V_MULADD] = V_TABLE_3(muladd), [V_MULSUB] = V_TABLE_3(mulsub), [V_NMULADD] = V_TABLE_3(nmuladd)};
 static F(v_loop) *const
     F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64), F(to_f16), F(to_bf16), F(to_f32), F(to_f64)};
 
@@ -111,7 +114,9 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
     s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], 1, s->imm);
 
   const v_ins *first = v->ins + v->nuniform, *last = v->ins + v->nins;
-  const bool far = v->count > V_FAR;
+  int ahead[DT_MAX_IN], nahead = 0, inner = (int)(last - first);
+  for (int i = 0; i < v->nin && v->count > V_FAR; i++)
+    if (v->in[i].in_place && v->in[i].flat) ahead[nahead++] = v->in[i].slot;
   for (int64_t b = begin, n; b < end; b += n) {
     n = K_MIN(v->block, end - b);
     if (v->by_row) n = K_MIN(n, v->dim[v->nd - 1] - b % v->dim[v->nd - 1]);
@@ -122,13 +127,15 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
     }
     for (int i = 0; i < v->nout; i++)
       if (v->out[i].in_place) slot[v->out[i].slot] = F(v_load)(v, &v->out[i], NULL, b, n);
-    /* operands from memory: ask for the next block while this one is worked on */
-    for (int i = 0; i < v->nin && far; i++)
-      if (v->in[i].in_place && v->in[i].flat)
-        for (const char *p = (const char *)(slot[v->in[i].slot] + n), *e = p + (size_t)n * sizeof(T); p < e; p += 64)
-          __builtin_prefetch(p);
-    for (const v_ins *s = first; s < last; s++)
+    /* operands from memory: ask for the next block while this one is worked on, an operand every few instructions */
+    int next = 0, due = 0;
+    for (const v_ins *s = first; s < last; s++) {
+      for (due += nahead; due > 0; due -= inner) {
+        const char *p = (const char *)(slot[ahead[next++]] + n);
+        for (const char *e = p + (size_t)n * sizeof(T); p < e; p += 64) __builtin_prefetch(p);
+      }
       s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], n, s->imm);
+    }
     for (int i = 0; i < v->nout; i++) {
       const v_operand *o = &v->out[i];
       if (o->in_place) continue;

@@ -51,6 +51,8 @@ int64_t dt_split_at(int64_t n, double fraction);
  * an epoch. */
 dt_status dt_data_tensors(const char *const *names, const dt_view *views, int nfields, const int64_t *order,
                           int64_t norder, dt_dataset **out, dt_err *e);
+/* The order given to dt_data_tensors is that of so many epochs, one after the other; it divides by them. Later epochs begin anew. */
+void dt_data_epochs(dt_dataset *ds, int64_t epochs);
 
 /* IDX images and labels (labels NULL: "inputs" only), plain (mapped) or gzipped (inflated once). u8 images become f32
  * in [0,1], other kinds keep their values (i8, i16 widen to i32); "targets" are i64 scalars. */

@@ -38,9 +38,9 @@ int64_t dt_split_at(int64_t n, double fraction) {
 typedef struct tensors {
   dt_dataset ds;
   dt_view view[DT_MAX_FIELD];
-  size_t row[DT_MAX_FIELD];   /* bytes of a sample */
-  int64_t each[DT_MAX_FIELD]; /* elements of a sample when they do not lie one after the other, else 0 */
-  int64_t *order, rows;
+  size_t row[DT_MAX_FIELD];     /* bytes of a sample */
+  int64_t each[DT_MAX_FIELD];   /* elements of a sample when they do not lie one after the other, else 0 */
+  int64_t *order, epochs, rows; /* order[epochs][ds.n], or NULL */
   dt_map map[2];
   void *buf[2];
 } tensors;
@@ -48,6 +48,7 @@ typedef struct tensors {
 static dt_status tensors_fetch(dt_dataset *ds, const dt_pick *k, void *const *dst, dt_err *e) {
   (void)e;
   tensors *s = (tensors *)ds;
+  const int64_t *order = s->order ? s->order + k->epoch % s->epochs * ds->n : NULL;
   for (int f = 0; f < ds->nfields; f++) {
     const dt_view *v = &s->view[f];
     size_t row = s->row[f];
@@ -55,7 +56,7 @@ static dt_status tensors_fetch(dt_dataset *ds, const dt_pick *k, void *const *ds
     unsigned char *d = dst[f];
     const unsigned char *base = v->p;
     for (int64_t i = 0; i < k->n; i++, d += row) {
-      int64_t r = s->order ? s->order[k->idx[i]] : k->idx[i];
+      int64_t r = order ? order[k->idx[i]] : k->idx[i];
       if (each) dt_view_pack(v, r * each, each, d);
       else memcpy(d, base + r * step, row);
     }
@@ -105,6 +106,7 @@ static dt_status tensors_fill(tensors *s, const char *const *names, const dt_vie
     s->order = dt_xalloc((size_t)norder * sizeof *order);
     memcpy(s->order, order, (size_t)norder * sizeof *order);
     s->ds.n = norder;
+    s->epochs = 1;
     s->ds.ordered = true;
   }
   return DT_OK;
@@ -117,6 +119,12 @@ dt_status dt_data_tensors(const char *const *names, const dt_view *views, int nf
   if (st) tensors_close(&s->ds);
   else *out = &s->ds;
   return st;
+}
+
+void dt_data_epochs(dt_dataset *ds, int64_t epochs) {
+  tensors *s = (tensors *)ds;
+  s->epochs = epochs;
+  s->ds.n /= epochs;
 }
 
 dt_status dt_data_owned(const char *const *names, const dt_view *views, int nfields, dt_map *maps, int nmaps,

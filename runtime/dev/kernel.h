@@ -62,6 +62,9 @@ typedef struct dt_call {
   const dt_tick *tick;
 } dt_call;
 
+/* How many of a node's nin inputs are the op's own; an epilogue reads those that follow, and the product. */
+static inline int dt_own_inputs(int nin, const dt_vm *epilogue) { return epilogue ? nin - (epilogue->nin - 1) : nin; }
+
 typedef struct dt_kernel {
   void (*run)(dt_call *c);
   size_t (*workspace)(const dt_call *c, int threads);

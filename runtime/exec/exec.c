@@ -23,6 +23,7 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   x->state.loss_scale = main->spec.precision == DT_F16 ? (x->o.loss_scale > 0 ? x->o.loss_scale : 65536) : 1;
   if (x->o.scale_window <= 0) x->o.scale_window = 1000;
   if (x->o.hysteresis <= 0) x->o.hysteresis = 2;
+  if (x->o.min_scale <= 0) x->o.min_scale = 1;
   if (x->o.nominal_count <= 0) x->o.nominal_count = 1;
   x->state.hysteresis = x->o.hysteresis;
   x->b[x->nplan++].plan = main;
@@ -75,12 +76,13 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
     dt_str_free(&text);
     DT_TRY(st);
   }
-  int64_t profile = 0;
+  int64_t profile = x->o.profile;
   DT_TRY(dt_env_int("DT_PROFILE", 0, 2, &profile, e));
   x->profile = (int)profile;
   static const char *const faults[] = {"", "skip_reduce", "skip_place", "lose_micro", "no_mean"};
   const char *fault = dt_env("DT_FAULT");
-  for (int i = 1; fault && together && i < (int)(sizeof faults / sizeof *faults); i++)
+  if (!x->b[0].plan->spec.train || x->ctx->comm->size == 1) fault = NULL;
+  for (int i = 1; fault && i < (int)(sizeof faults / sizeof *faults); i++)
     if (!strcmp(fault, faults[i])) x->fault = i;
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
@@ -323,36 +325,96 @@ static dt_status share_buffers(dt_exec *x, dt_err *e) {
   return DT_OK;
 }
 
+dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
+  x->now.begun = dt_now();
+  x->now.micro = 0;
+  x->now.stats[0] = x->now.stats[1] = 0;
+  DT_TRY(dt_loader_next(l, &x->now.batch, e));
+  x->now.micros = x->now.batch.nmicro ? x->now.batch.nmicro : 1;
+  *micros = x->now.batch.count ? x->now.micros : 0;
+  if (!*micros) return DT_OK; /* the data is over */
+  x->tick.step = x->state.step;
+  write_hypers(x, 0);
+  return whole(x, &x->b[0], 0, true, true, e);
+}
+
+/* Feeds the microbatch at hand; a rank without samples has the main plan, and takes part in what is communicated. */
+static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
+  const dt_batch *batch = &x->now.batch;
+  int m = x->now.micro;
+  x->tick.micro = m;
+  x->now.plan = &x->b[0];
+  if (m >= batch->nmicro) { /* zero gradients */
+    x->tick.nsample = 0;
+    memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
+    return DT_OK;
+  }
+  x->now.plan = plan_for(x, batch->micro[m].n);
+  if (!x->now.plan)
+    return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[m].n);
+  return feed(x, x->now.plan, &batch->micro[m], dt_loader_dataset(l), e);
+}
+
+/* Its instructions from..to. */
+static dt_status piece(dt_exec *x, int from, int to, dt_err *e) {
+  int m = x->now.micro;
+  bool none = m >= x->now.batch.nmicro || (x->fault == DT_FAULT_LOSE_MICRO && m == 1);
+  return dt_exec_segment(x, x->now.plan, 1, from, to, m == 0, m == x->now.micros - 1, none, e);
+}
+
+/* Where backward begins: behind the last instruction of forward. */
+static int backward_at(const bound_plan *b) {
+  int i = b->plan->seg[1].ins.n;
+  while (i && b->plan->seg[1].ins.p[i - 1].phase != DT_FWD) i--;
+  return i;
+}
+
+static void add_stats(dt_exec *x) {
+  if (x->now.micro >= x->now.batch.nmicro) return;
+  for (int i = 0; i < 2; i++) x->now.stats[i] += x->now.plan->stats[i];
+}
+
+dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count, dt_err *e) {
+  DT_TRY(begin_micro(x, l, e));
+  DT_TRY(piece(x, 0, backward_at(x->now.plan), e));
+  bool empty = x->now.micro >= x->now.batch.nmicro;
+  *count = empty ? 0 : x->now.plan->stats[1];
+  *loss = *count > 0 ? x->now.plan->stats[0] / *count : 0;
+  add_stats(x);
+  return DT_OK;
+}
+
+dt_status dt_exec_backward(dt_exec *x, dt_err *e) {
+  DT_TRY(piece(x, backward_at(x->now.plan), x->now.plan->plan->seg[1].ins.n, e));
+  x->now.micro++;
+  return DT_OK;
+}
+
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
-  double t0 = dt_now();
+  int micros;
+  *info = (dt_step_info){.step = x->state.step, .norm = -1};
+  DT_TRY(dt_exec_begin(x, l, &micros, e));
+  if (!micros) return DT_OK; /* samples = 0 */
+  for (; x->now.micro < micros; x->now.micro++) {
+    DT_TRY(begin_micro(x, l, e));
+    DT_TRY(piece(x, 0, x->now.plan->plan->seg[1].ins.n, e));
+    add_stats(x);
+  }
+  return dt_exec_finish(x, l, info, e);
+}
+
+dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
   dt_comm *c = x->ctx->comm;
   bound_plan *main = &x->b[0];
   bool f16 = main->plan->spec.precision == DT_F16;
-  dt_batch batch;
-  *info = (dt_step_info){.step = x->state.step, .norm = -1};
-  DT_TRY(dt_loader_next(l, &batch, e));
-  if (!batch.count) return DT_OK; /* the data is over: samples = 0 */
-  info->epoch = batch.epoch;
-  info->samples = batch.count;
-  info->lr = lr_now(x);
-  info->loss_scale = x->state.loss_scale;
-  x->tick.step = x->state.step;
-  write_hypers(x, 0);
-  DT_TRY(whole(x, main, 0, true, true, e));
-  double stats[2] = {0, 0};
-  for (int m = 0; m < batch.nmicro; m++) {
-    bound_plan *b = plan_for(x, batch.micro[m].n);
-    if (!b) return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch.micro[m].n);
-    x->tick.micro = m;
-    DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
-    bool lost = x->fault == DT_FAULT_LOSE_MICRO && m == 1;
-    DT_TRY(dt_exec_segment(x, b, 1, 0, b->plan->seg[1].ins.n, m == 0, m == batch.nmicro - 1, lost, e));
-    stats[0] += b->stats[0], stats[1] += b->stats[1];
-  }
-  if (!batch.nmicro) { /* no samples here: zero gradients, every collective */
-    memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
-    DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
-  }
+  const dt_batch *batch = &x->now.batch;
+  double *stats = x->now.stats;
+  *info = (dt_step_info){.step = x->state.step,
+                         .norm = -1,
+                         .epoch = batch->epoch,
+                         .samples = batch->count,
+                         .lr = lr_now(x),
+                         .loss_scale = x->state.loss_scale};
   if (c->size > 1) {
     DT_TRY(drain(x, e));
     if (!speaks(x)) stats[0] = stats[1] = 0;
@@ -361,7 +423,7 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   }
   info->count = stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
-  if (!isfinite(info->loss) && !f16) return diagnose(x, &batch, l, "the loss", info->loss, e);
+  if (!isfinite(info->loss) && !f16) return diagnose(x, batch, l, "the loss", info->loss, e);
   x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
   write_hypers(x, x->inv_count);
@@ -370,18 +432,19 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   if (main->plan->g->norm >= 0) {
     dt_value *v = &main->plan->g->val.p[main->plan->g->norm];
     info->norm = *(float *)(main->persist + v->addr);
-    if (!isfinite(info->norm) && !f16) return diagnose(x, &batch, l, "the gradient norm", info->norm, e);
+    if (!isfinite(info->norm) && !f16) return diagnose(x, batch, l, "the gradient norm", info->norm, e);
   }
   info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
   if (!info->skipped) {
     DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, e));
     x->state.updates++;
   }
-  if (f16) { /* dynamic loss scale: shrink after `hysteresis` overflows, grow after a window without one, never below 1 */
+  if (f16 &&
+      !x->o.fixed_scale) { /* shrink after `hysteresis` overflows, grow after a window without one, never below min_scale */
     if (info->skipped) {
       x->state.good = 0;
       if (--x->state.hysteresis <= 0) {
-        x->state.loss_scale = x->state.loss_scale > 2 ? x->state.loss_scale / 2 : 1;
+        x->state.loss_scale = fmax(x->state.loss_scale / 2, x->o.min_scale);
         x->state.hysteresis = 1;
       }
     } else if (++x->state.good % x->o.scale_window == 0) {
@@ -390,8 +453,8 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
     }
   }
   x->state.step++;
-  x->state.samples += batch.count;
-  info->seconds = dt_now() - t0;
+  x->state.samples += batch->count;
+  info->seconds = dt_now() - x->now.begun;
   return DT_OK;
 }
 

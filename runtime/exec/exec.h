@@ -51,7 +51,13 @@ struct dt_exec {
   const char **names;
   dt_view *views;
   int nnames;
-  int *field_of;    /* scratch: loader field of each input */
+  int *field_of; /* scratch: loader field of each input */
+  struct {       /* the step under way */
+    dt_batch batch;
+    double begun, stats[2];
+    int micro, micros; /* the microbatch at hand; how many this rank takes part in */
+    bound_plan *plan;  /* of that microbatch */
+  } now;
   double inv_count; /* what the last step's gradients were multiplied by */
   float *grad;      /* the gradient that was asked for last */
   int fault;        /* DT_FAULT, for tests */

@@ -68,9 +68,10 @@ COST(cost_attention_bwd) { return with_bytes(attention_flops(n, in, 5), n, in, o
 static double conv_flops(const dt_type *y, const dt_type *w) {
   return 2 * count(y) * (double)(w->dim[1] * w->dim[2] * w->dim[3]);
 }
-COST(cost_conv2d) { return with_bytes(conv_flops(out[0], in[1]), n, in, out); }
+COST(cost_conv2d) { return with_bytes(conv_flops(out[0], in[1]) + (n->vm ? program_flops(n->vm) : 0), n, in, out); }
 COST(cost_conv2d_bwd) {
-  return with_bytes(conv_flops(in[0], n->op == DT_OP_conv2d_bwd_x ? in[1] : out[0]), n, in, out);
+  double f = conv_flops(in[0], n->op == DT_OP_conv2d_bwd_x ? in[1] : out[0]);
+  return with_bytes(f + (n->vm ? program_flops(n->vm) : 0), n, in, out);
 }
 
 dt_cost dt_node_cost(const dt_graph *g, dt_nid id) {

@@ -127,7 +127,7 @@ UNARY(grad_tanh, dt_b2(g, DT_OP_tanh_bwd, GY, Y))
 UNARY(grad_sigmoid, dt_b2(g, DT_OP_sigmoid_bwd, GY, Y))
 UNARY(grad_erf, mul(g, times(g, 1.12837916709551257390 /* 2 / sqrt(pi) */, GY),
                     dt_b1(g, DT_OP_exp, neg(g, dt_b1(g, DT_OP_square, X)))))
-UNARY(grad_relu, dt_b2(g, DT_OP_relu_bwd, GY, X))
+UNARY(grad_relu, dt_b2(g, DT_OP_relu_bwd, GY, Y))
 UNARY(grad_gelu, dt_b2(g, DT_OP_gelu_bwd, GY, X))
 UNARY(grad_gelu_tanh, dt_b2(g, DT_OP_gelu_tanh_bwd, GY, X))
 UNARY(grad_silu, dt_b2(g, DT_OP_silu_bwd, GY, X))

@@ -313,12 +313,14 @@ dt_status shape_conv2d(dt_shape_ctx *s) {
   DT_TRY(shape_floats(s, s->nin));
   DT_TRY(conv_type(s, s->in[0], s->in[1], &s->out[0]));
   dt_type b = vec_type(s->in[0]->dtype, s->in[1]->dim[0]);
+  if (s->nin > 3) return fail(s, "%d inputs, but takes x, w and a bias", s->nin);
   if (s->nin == 3) DT_TRY(shape_is(s, 2, &b, "the bias"));
   return done(s, 1);
 }
 
 dt_status shape_conv2d_bwd_x(dt_shape_ctx *s) {
   dt_type x = shape_list_type(s->in[0]->dtype, s->attr + 7), y;
+  if (s->nin > 2) return fail(s, "%d inputs, but takes the output's gradient and w", s->nin);
   DT_TRY(shape_floats(s, 2));
   DT_TRY(conv_type(s, &x, s->in[1], &y));
   DT_TRY(shape_is(s, 0, &y, "the output's gradient"));

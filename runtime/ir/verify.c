@@ -63,7 +63,7 @@ static dt_status edges_ok(const checker *c) {
     const dt_node *p = &c->g->node.p[x->node];
     if (p->phase > n->phase && !(dt_op(p->op)->flags & OP_LEAF))
       return bad(c, "input %d comes from node %d, of a later phase", i + 1, x->node);
-    bool any = o->flags & (OP_STRIDED | OP_VIEW) || n->op == DT_OP_assign;
+    bool any = o->flags & (OP_STRIDED | OP_VIEW) || n->op == DT_OP_assign || i >= dt_own_inputs(n->nin, n->vm);
     if (!any && !dt_val_contiguous(c->g, v)) return bad(c, "input %d is not contiguous", i + 1);
   }
   for (int k = 0; k < n->nout; k++) {
@@ -109,7 +109,7 @@ static dt_status types_ok(const checker *c) {
   if (o->flags & OP_LEAF) return n->nout == 1 ? DT_OK : bad(c, "a leaf has one value, not %d", n->nout);
   dt_attr a[DT_MAX_ATTR];
   memcpy(a, n->attr, sizeof a);
-  int nin = n->op == DT_OP_linear && n->vm ? (a[0].i ? 3 : 2) : n->nin; /* what follows is the epilogue's */
+  int nin = dt_own_inputs(n->nin, n->vm);
   const dt_type **in = dt_xalloc((size_t)nin * sizeof *in);
   for (int i = 0; i < nin; i++) in[i] = dt_type_of(c->g, n->in[i]);
   dt_err e = {0};

@@ -1,5 +1,5 @@
-/* fuse: every elementwise node becomes part of a `fused` node that carries one vector program; a chain that follows a linear layer
- * becomes that layer's epilogue; an assignment of a chain's result makes the chain write in place.
+/* fuse: every elementwise node becomes part of a `fused` node that carries one vector program; a chain that follows a linear layer or a
+ * convolution becomes its epilogue; an assignment of a chain's result makes the chain write in place.
  *
  * A group holds nodes of one phase, one iteration space and one compute type, and clones of forward nodes never share one with other
  * nodes of backward: so they are grouped, and rounded, as what they repeat. Invariant: contracting a group leaves the graph acyclic
@@ -380,7 +380,7 @@ static bool depends(fuser *f, dt_nid from, dt_nid what) {
   return hit;
 }
 
-/* linear + the chain that consumes it = linear with an epilogue, standing where the chain stood */
+/* a product + the chain that consumes it = the product with an epilogue, standing where the chain stood */
 static void epilogues(fuser *f) {
   dt_graph *g = f->g;
   for (dt_nid i = 0; i < g->node.n; i++) {
@@ -390,7 +390,7 @@ static void epilogues(fuser *f) {
       dt_val y = c->in[k];
       dt_nid li = g->val.p[y].node;
       dt_node *l = &g->node.p[li];
-      if (l->op != DT_OP_linear || l->vm || l->phase != c->phase || f->kept[y] ||
+      if (!(dt_op(l->op)->flags & OP_EPI) || l->vm || l->phase != c->phase || f->kept[y] ||
           ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) || !same_dims(&g->val.p[y].t, &c->vm->space))
         continue;
       int nb = l->nin;
@@ -426,7 +426,7 @@ static void epilogues(fuser *f) {
         g->val.p[y].out = (int16_t)(c->nout - 1);
         g->val.p[y].node = i;
       }
-      c->op = DT_OP_linear;
+      c->op = l->op;
       memcpy(c->attr, l->attr, sizeof c->attr);
       c->vm = vm;
       c->in = in;

@@ -99,10 +99,12 @@ static dt_val seed(dt_graph *g) {
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
   dt_hyper h = {.name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_leaf(g, DT_OP_hyper, &f64, "seed_scale")};
   dt_vec_push(&g->hyper, h);
+  g->phase = DT_FWD; /* what a step reports is known after forward */
   dt_val count = count_f64(g);
   dt_val sum = dt_b2(g, DT_OP_mul, dt_cast(g, g->loss, DT_F64), count);
   int64_t one = 1;
   g->stats = dt_b2(g, DT_OP_concat, dt_reshape(g, sum, 1, &one), dt_reshape(g, count, 1, &one));
+  g->phase = DT_BWD;
   return dt_cast(g, dt_b2(g, DT_OP_mul, count, h.val), dtype);
 }
 

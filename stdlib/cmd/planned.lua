@@ -10,10 +10,12 @@ local M = {}
 
 --- The job that the script returns.
 function M.job(words)
+  cli.capture = true
   local job, path = load_script(words)
+  cli.capture = false
   if not jobs.is(job) then
-    error(("%s: dtrain %s needs a script that returns dt.job { ... }, it returned %s"):format(path, cli.verb,
-      util.show(job)), 0)
+    error(("%s: dtrain %s needs a script that returns dt.job { ... } or makes an engine of one, it returned %s"):format(path,
+      cli.verb, util.show(job)), 0)
   end
   core.ctx { threads = cli.given.threads or 0, seed = cli.given.seed or job.seed }
   return job, cli.given.ranks or core.size()

@@ -33,7 +33,14 @@ return function(words)
   core.script(path)
   cli.words = table.move(words, 2, #words, 1, {})
   arg = { [0] = path, table.unpack(words, 2) } -- luacheck: globals arg
-  local result = chunk(path, table.unpack(words, 2))
+  local result
+  if cli.capture then -- a script with a loop of its own ends where it makes the engine
+    local ok
+    ok, result = pcall(chunk, path, table.unpack(words, 2))
+    if not ok and not require "dtrain.job".is(result) then error(result, 0) end
+  else
+    result = chunk(path, table.unpack(words, 2))
+  end
   cli.options() -- what neither the script nor dtrain knows is an error
   if cli.given.help then
     if core.rank() == 0 then

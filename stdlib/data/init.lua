@@ -221,12 +221,12 @@ function data.cifar10(options)
 end
 
 --- data.tensors{ inputs = x, targets = y, order = indices }: in memory; the first dim counts samples. order (a list
---- or tensor of row numbers from 0): the samples of an epoch, in that order, unshuffled.
+--- or tensor of row numbers from 0): the samples of an epoch, in that order, unshuffled; a tensor [epochs, samples] has
+--- a row for each epoch, and begins anew after its last.
 function data.tensors(options)
   local o = options_of("tensors", options, { { "inputs", "tensor", required = true }, { "targets", "tensor" },
     { "order", "table|tensor" } })
   local order = o.order
-  if util.kind(order) == "tensor" then order = order:totable() end
   return wrap("tensors", core.dataset { kind = "tensors", inputs = o.inputs, targets = o.targets, order = order }, o)
 end
 

@@ -15,6 +15,9 @@ local function make(name, total, at)
   return setmetatable({ name = name, total = total, value = at, where = util.frame() }, Schedule)
 end
 
+--- schedule.make(name, total or nil, function(step, total, base) -> rate)
+S.make = make
+
 -- total of a schedule: its own, else the job's number of steps
 local function of(total, steps, what)
   local n = total or steps

@@ -57,7 +57,7 @@ static void same(const char *name, const dt_view *v, const double *want, const d
 static const dt_kernel *table;
 static dt_pool *pools[3];
 enum { GUARD = 256 };
-static void call(int op, int nin, const dt_view *in, int nout, const dt_view *out, const dt_attr *attr,
+static void call(int op, int nin, const dt_view *in, int nout, const dt_view *out, const dt_attr *attr, const dt_vm *vm,
                  uint32_t flags) {
   void *before[DT_MAX_OUT], *first[DT_MAX_OUT];
   for (int o = 0; o < nout; o++) {
@@ -65,7 +65,7 @@ static void call(int op, int nin, const dt_view *in, int nout, const dt_view *ou
     before[o] = memcpy(get_mem(n), out[o].p, n), first[o] = get_mem(n);
   }
   for (int k = 0; k < 3; k++) {
-    dt_call c = {.nin = nin, .nout = nout, .in = in, .flags = flags, .pool = pools[k]};
+    dt_call c = {.nin = nin, .nout = nout, .in = in, .vm = vm, .flags = flags, .pool = pools[k]};
     memcpy(c.attr, attr, sizeof c.attr);
     for (int o = 0; o < nout; o++) c.out[o] = out[o], memcpy(out[o].p, before[o], (size_t)dt_nbytes(&out[o].t));
     const dt_kernel *f = &table[op];
@@ -124,6 +124,36 @@ static double *values(const dt_view *v) {
   for (int64_t i = 0; i < dt_numel(&v->t); i++) d[i] = get(v, i);
   return d;
 }
+/* epilogue z = relu(y) s + y with s [channels, 1, 1]; kept: y is an output too, and holds the product */
+static void with_epilogue(int op, int nin, const dt_view *in, const dt_view *y, const double *want, const double *size,
+                          const dt_attr *a) {
+  const int dtype = y->t.dtype;
+  const int64_t c = y->t.dim[1], plane = y->t.dim[2] * y->t.dim[3];
+  dt_view more[4], s = make(dtype, 3, (int64_t[]){c, 1, 1}), z = make(dtype, 4, y->t.dim);
+  memcpy(more, in, sizeof *in * (size_t)nin);
+  more[nin] = s;
+  double *wantz = numbers(dt_numel(&z.t)), *sizez = numbers(dt_numel(&z.t));
+  for (int64_t i = 0; i < dt_numel(&z.t); i++) {
+    const double r = want[i] > 0 ? want[i] * get(&s, i / plane % c) : 0;
+    wantz[i] = r + want[i], sizez[i] = 4 * size[i] + (fabs(r) + fabs(want[i])) * unit(dtype) / unit(DT_F32);
+  }
+  dt_vmi ins[] = {{.op = DT_EW_relu, .dst = 2, .a = 0, .b = -1, .c = -1},
+                  {.op = DT_EW_mul, .dst = 2, .a = 2, .b = 1, .c = -1},
+                  {.op = DT_EW_add, .dst = 2, .a = 2, .b = 0, .c = -1}};
+  for (int kept = 0; kept < 2; kept++) {
+    dt_vm vm = {.nin = 2,
+                .nout = 1 + kept,
+                .nins = 3,
+                .nreg = 3,
+                .f64 = dtype == DT_F64,
+                .space = y->t,
+                .out = (int16_t[]){2, 0},
+                .ins = ins};
+    call(op, nin + 1, more, 1 + kept, (dt_view[]){z, *y}, a, &vm, 0);
+    same("an epilogue's output", &z, wantz, sizez, dtype);
+    if (kept) same("its product", y, want, size, dtype);
+  }
+}
 static void convolve(image m, int dtype) {
   const int oh = (m.h + 2 * m.ph - m.dh * (m.kh - 1) - 1) / m.sh + 1,
             ow = (m.w + 2 * m.pw - m.dw * (m.kw - 1) - 1) / m.sw + 1;
@@ -140,17 +170,19 @@ static void convolve(image m, int dtype) {
   reference(&m, oh, ow, values(&x), values(&w), values(&gy), sum, size);
   dt_attr a[DT_MAX_ATTR] = {{m.sh}, {m.sw}, {m.ph}, {m.pw}, {m.dh}, {m.dw}, {m.g}};
 
-  call(DT_OP_conv2d, 2, (dt_view[]){x, w}, 1, &y, a, 0);
+  call(DT_OP_conv2d, 2, (dt_view[]){x, w}, 1, &y, a, NULL, 0);
   same("y", &y, sum[0], size[0], dtype);
   for (int64_t i = 0, n = dt_numel(&y.t); i < n; i++) {
     const double t = get(&b, i / (oh * ow) % m.o);
     sum[0][i] += t, size[0][i] += fabs(t);
   }
-  call(DT_OP_conv2d, 3, (dt_view[]){x, w, b}, 1, &y, a, 0);
+  call(DT_OP_conv2d, 3, (dt_view[]){x, w, b}, 1, &y, a, NULL, 0);
   same("y with bias", &y, sum[0], size[0], dtype);
-  call(DT_OP_conv2d_bwd_x, 2, (dt_view[]){gy, w}, 1, &gx, a, 0);
+  with_epilogue(DT_OP_conv2d, 3, (dt_view[]){x, w, b}, &y, sum[0], size[0], a);
+  call(DT_OP_conv2d_bwd_x, 2, (dt_view[]){gy, w}, 1, &gx, a, NULL, 0);
   same("gx", &gx, sum[1], size[1], dtype);
-  call(DT_OP_conv2d_bwd_w, 2, (dt_view[]){gy, x}, 1, &gw, a, 0);
+  with_epilogue(DT_OP_conv2d_bwd_x, 2, (dt_view[]){gy, w}, &gx, sum[1], size[1], a);
+  call(DT_OP_conv2d_bwd_w, 2, (dt_view[]){gy, x}, 1, &gw, a, NULL, 0);
   same("gw", &gw, sum[2], size[2], dtype);
   for (int k = 0; k < 2; k++) { /* added to what is there, in the inputs' dtype or a wider one */
     dt_view *to = k ? &gw32 : &gw;
@@ -161,7 +193,7 @@ static void convolve(image m, int dtype) {
       sum[2][i] += get(to, i), size[2][i] += fabs(old);
     }
     double *had = values(to);
-    call(DT_OP_conv2d_bwd_w, 2, (dt_view[]){gy, x}, 1, to, a, DT_CALL_ACC0);
+    call(DT_OP_conv2d_bwd_w, 2, (dt_view[]){gy, x}, 1, to, a, NULL, DT_CALL_ACC0);
     same("gw added", to, sum[2], size[2], dtype);
     for (int64_t i = 0, n = dt_numel(&to->t); i < n; i++) sum[2][i] -= had[i];
   }
@@ -216,11 +248,11 @@ static void pool(image m, int dtype) {
     if (first < 0) continue;
     grad[plane * m.h * m.w + first] += get(&gy, i), size[plane * m.h * m.w + first] += fabs(get(&gy, i));
   }
-  call(DT_OP_max_pool2d, 1, &x, 2, (dt_view[]){y, at}, a, 0);
+  call(DT_OP_max_pool2d, 1, &x, 2, (dt_view[]){y, at}, a, NULL, 0);
   same("max", &y, best, zero, dtype);
   for (int64_t i = 0; i < ny; i++) T_CHECK(where[i] < 0 || get(&at, i) == where[i]);
   dt_attr shape[DT_MAX_ATTR] = {{4}, {m.n}, {m.c}, {m.h}, {m.w}};
-  call(DT_OP_max_pool2d_bwd, 2, (dt_view[]){gy, at}, 1, &gx, shape, 0);
+  call(DT_OP_max_pool2d_bwd, 2, (dt_view[]){gy, at}, 1, &gx, shape, NULL, 0);
   same("max's gx", &gx, grad, size, dtype);
   free_mem();
   if (m.dh > 1 || m.dw > 1) return;
@@ -244,9 +276,9 @@ static void pool(image m, int dtype) {
       }
     }
     a[6].i = include;
-    call(DT_OP_avg_pool2d, 1, &x, 1, &y, a, 0);
+    call(DT_OP_avg_pool2d, 1, &x, 1, &y, a, NULL, 0);
     same("average", &y, avg, best, dtype);
-    call(DT_OP_avg_pool2d_bwd, 1, &gy, 1, &gx, a, 0);
+    call(DT_OP_avg_pool2d_bwd, 1, &gy, 1, &gx, a, NULL, 0);
     same("average's gx", &gx, grad, size, dtype);
     free_mem();
   }
@@ -304,13 +336,13 @@ static void batch_norm(int nd, const int64_t *dim, int dtype, bool training) {
       wm[k] = mu, wr[k] = r;
       ww[k] = s2 + (acc ? get(&gw, k) : 0), wb[k] = s1 + (acc ? get(&gb, k) : 0);
     }
-    call(DT_OP_batch_norm, 5, (dt_view[]){x, w, b, rm, rv}, 3, (dt_view[]){y, mean, rstd}, a, 0);
+    call(DT_OP_batch_norm, 5, (dt_view[]){x, w, b, rm, rv}, 3, (dt_view[]){y, mean, rstd}, a, NULL, 0);
     same("y", &y, wy, size, dtype);
     double *three = numbers(c);
     for (int64_t k = 0; k < c; k++) three[k] = 3 + 3 * wr[k];
     same("mean", &mean, wm, three, dtype);
     same("rstd", &rstd, wr, three, dtype);
-    call(DT_OP_batch_norm_bwd, 5, (dt_view[]){gy, x, w, mean, rstd}, 3, (dt_view[]){gx, gw, gb}, a, acc ? 6 : 0);
+    call(DT_OP_batch_norm_bwd, 5, (dt_view[]){gy, x, w, mean, rstd}, 3, (dt_view[]){gx, gw, gb}, a, NULL, acc ? 6 : 0);
     same("gx", &gx, wx, size, dtype);
     same("gw", &gw, ww, dot, dtype);
     same("gb", &gb, wb, one, dtype);

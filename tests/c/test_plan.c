@@ -51,6 +51,35 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   return g;
 }
 
+/* x -> conv -> relu -> conv -> relu -> mean of squares */
+static dt_graph *cnn(int64_t rows) {
+  dt_graph *g = dt_xalloc(sizeof *g);
+  dt_graph_init(g);
+  g->rows = rows;
+  g->file = "cnn.lua", g->line = 1;
+  dt_type tx = dt_type_make(DT_F32, 4, (int64_t[]){rows, 2, 9, 9}),
+          tw[2] = {dt_type_make(DT_F32, 4, (int64_t[]){4, 2, 3, 3}), dt_type_make(DT_F32, 4, (int64_t[]){3, 4, 3, 3})};
+  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")};
+  dt_vec_push(&g->input, ix);
+  dt_attr a[DT_MAX_ATTR];
+  dt_op_defaults(DT_OP_conv2d, a);
+  dt_val y = ix.val;
+  for (int i = 0; i < 2; i++) {
+    const char *name = i ? "second" : "first";
+    dt_param w = {.name = name,
+                  .val = dt_leaf(g, DT_OP_param, &tw[i], name),
+                  .grad = -1,
+                  .trainable = true,
+                  .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5},
+                  .compute = -1,
+                  .flat = -1};
+    dt_vec_push(&g->param, w);
+    y = op1(g, DT_OP_relu, dt_bn(g, DT_OP_conv2d, (dt_val[]){y, w.val}, 2, a));
+  }
+  g->loss = dt_reduce(g, DT_OP_mean, op1(g, DT_OP_square, y), 0, NULL, false);
+  return g;
+}
+
 static dt_status train_plan(dt_graph *g, dt_spec s, int64_t rows, const dt_layout *layout, dt_plan **out, dt_err *e) {
   dt_val scaled[8];
   s.layout = layout;
@@ -248,6 +277,21 @@ T_TEST ("a linear layer's activation becomes its epilogue") {
   int with = 0;
   for (int i = 0; i < p->seg[1].ins.n; i++) with += p->seg[1].ins.p[i].op == DT_OP_linear && p->seg[1].ins.p[i].vm;
   T_CHECK(with >= 1);
+  dt_plan_free(p);
+}
+T_TEST ("what follows a convolution, or its input's gradient, becomes its epilogue") {
+  dt_plan *p = NULL;
+  T_CHECK(!train_plan(cnn(8), spec_for(DT_F32), 8, NULL, &p, &e));
+  int with[2] = {0};
+  for (int i = 0; i < p->seg[1].ins.n; i++) {
+    const dt_instr *x = &p->seg[1].ins.p[i];
+    const bool forward = x->op == DT_OP_conv2d;
+    if (!x->vm || (!forward && x->op != DT_OP_conv2d_bwd_x)) continue;
+    with[!forward]++;
+    T_CHECK(x->nin == (forward ? 2 : 3)); /* the mask reads what relu gave */
+  }
+  T_CHECK(with[0] == 2 && with[1] == 1);
+  T_CHECK(overlapping(p) == 0);
   dt_plan_free(p);
 }
 T_TEST ("a parameter used twice gets both contributions in its slot") {
