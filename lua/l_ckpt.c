@@ -66,15 +66,30 @@ int dtl_exec_save(lua_State *L) {
   m.layout = layout_hash(&b->plan[0]->p->layout);
   m.script = script ? dt_hash(script, strlen(script), 0) : 0;
   dt_status st = DT_OK;
-  if (ctx->comm->rank == 0) {
-    int n = dt_exec_names(b->x, &names), count[2] = {0, 0};
-    dt_named *list[2];
-    for (int k = 0; k < 2; k++) list[k] = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof **list, 0);
-    for (int i = 0; i < n; i++) {
-      bool optim;
-      const char *name = file_name(names[i], &optim);
-      if (name) list[optim][count[optim]++] = (dt_named){name, dt_exec_get(b->x, names[i])};
+  int n = dt_exec_names(b->x, &names), count[2] = {0, 0};
+  dt_named *list[2];
+  for (int k = 0; k < 2; k++) list[k] = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof **list, 0);
+  lua_newtable(L); /* keeps what rank 0 collects */
+  int keeper = lua_gettop(L), held = 0;
+  for (int i = 0; i < n; i++) {
+    bool optim;
+    const char *name = file_name(names[i], &optim);
+    if (!name) continue;
+    dt_view v = dt_exec_get(b->x, names[i]);
+    if (dt_exec_parted(b->x, i)) { /* all ranks tell their parts; only rank 0 keeps the whole */
+      dt_type t = dt_exec_type(b->x, i);
+      dtl_tensor *whole = dtl_tensor_new(L, &t);
+      DTL_TRY(L, &e, dt_exec_read(b->x, i, whole->v.p, &e));
+      v = whole->v;
+      if (ctx->comm->rank == 0) lua_rawseti(L, keeper, ++held);
+      else {
+        lua_pop(L, 1);
+        lua_gc(L, LUA_GCCOLLECT);
+      }
     }
+    list[optim][count[optim]++] = (dt_named){name, v};
+  }
+  if (ctx->comm->rank == 0) {
     st = dt_ckpt_write(dir, &m, list[0], count[0], list[1], count[1], (int)keep, &e);
   }
   if (tell(ctx->comm, st, &e)) dtl_raise(L, &e);
@@ -89,7 +104,7 @@ static dt_status check(dt_exec *x, const dt_ckpt *c, dt_err *e) {
     bool optim;
     const char *name = file_name(names[i], &optim);
     if (!name) continue;
-    dt_view v = dt_exec_get(x, names[i]);
+    dt_type have = dt_exec_type(x, i);
     const dt_view *f = dt_st_find(optim ? &c->optim : &c->model, name);
     if (!f)
       return dt_fail(e, DT_EUSER, NULL,
@@ -97,10 +112,10 @@ static dt_status check(dt_exec *x, const dt_ckpt *c, dt_err *e) {
                      optim ? "optimizer state" : "tensor", name, optim ? "optimizer needs" : "model has");
     dt_type t = f->t;
     char a[128], b[128];
-    t.dtype = v.t.dtype;
-    if (!dt_type_eq(&t, &v.t))
+    t.dtype = have.dtype;
+    if (!dt_type_eq(&t, &have))
       return dt_fail(e, DT_EUSER, NULL, "%s: '%s' is %s, but this script's is %s; it was written by another model",
-                     c->path, name, dt_type_str(&f->t, a, sizeof a), dt_type_str(&v.t, b, sizeof b));
+                     c->path, name, dt_type_str(&f->t, a, sizeof a), dt_type_str(&have, b, sizeof b));
   }
   return DT_OK;
 }
@@ -130,8 +145,16 @@ static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *pa
     const char *name = file_name(names[i], &optim);
     if (!name) continue;
     dt_view v = dt_exec_get(x, names[i]);
+    char *whole = NULL;
+    if (dt_exec_parted(x, i)) {
+      dt_type t = dt_exec_type(x, i);
+      whole = dt_xalloc((size_t)dt_nbytes(&t) + 1);
+      v = dt_view_make(whole, &t);
+    }
     if (comm->rank == 0) dtl_copy_view(&v, dt_st_find(optim ? &c.optim : &c.model, name));
     if (comm->size > 1) st = comm->vt->broadcast(comm, v.p, dt_nbytes(&v.t), 0, e);
+    if (whole && !st) dt_exec_write(x, i, whole);
+    free(whole);
   }
   if (comm->rank == 0) dt_ckpt_close(&c);
   return st;

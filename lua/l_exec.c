@@ -316,22 +316,27 @@ static int x_names(lua_State *L) {
   return 1;
 }
 
-static dt_view view_of(lua_State *L, const char *fn, dtl_exec *b) {
+static int number_of(lua_State *L, const char *fn, dtl_exec *b) {
   const char *name = dtl_text(L, fn, 1, 2), **names;
-  dt_view v = dt_exec_get(b->x, name);
-  if (v.p) return v;
+  int i = dt_exec_find(b->x, name);
+  if (i >= 0) return i;
   int n = dt_exec_names(b->x, &names);
   const char *near = dt_nearest(name, names, n);
   if (near) dtl_fail(L, "%s: there is no '%s'; did you mean '%s'?", fn, name, near);
   dtl_fail(L, "%s: there is no '%s'; x:names() lists what there is", fn, name);
 }
 
+/* x:get(name): under ZeRO all ranks call it together */
 static int x_get(lua_State *L) {
+  dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:get");
   const char *name = dtl_text(L, "exec:get", 1, 2);
-  if (!strncmp(name, "grad:", 5) && !dt_exec_get(b->x, name).p) return lua_pushnil(L), 1;
-  dt_view v = view_of(L, "exec:get", b);
-  return dtl_tensor_copy(L, &v), 1;
+  if (!strncmp(name, "grad:", 5) && dt_exec_find(b->x, name) < 0) return lua_pushnil(L), 1;
+  int i = number_of(L, "exec:get", b);
+  dt_type t = dt_exec_type(b->x, i);
+  dtl_tensor *out = dtl_tensor_new(L, &t);
+  DTL_TRY(L, &e, dt_exec_read(b->x, i, out->v.p, &e));
+  return 1;
 }
 
 /* x:cut(parameter) -> axis, dim, { { local start, start in the whole, length } ... }: which part of the whole tensor this rank has; nothing
@@ -363,29 +368,35 @@ static int x_cut(lua_State *L) {
 
 static int x_set(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:set");
-  dt_view v = view_of(L, "exec:set", b);
+  int i = number_of(L, "exec:set", b);
   dtl_tensor *t = dtl_check_tensor(L, "exec:set", 2, 3);
-  dt_type want = v.t;
+  dt_type have = dt_exec_type(b->x, i), want = have;
   char a[128], c[128];
   want.dtype = t->v.t.dtype;
   if (!dt_type_eq(&want, &t->v.t))
     dtl_fail(L, "exec:set: '%s' is %s, the tensor %s; the shapes must be equal", lua_tostring(L, 2),
-             dt_type_str(&v.t, a, sizeof a), dt_type_str(&t->v.t, c, sizeof c));
-  dtl_copy_view(&v, &t->v);
+             dt_type_str(&have, a, sizeof a), dt_type_str(&t->v.t, c, sizeof c));
+  dtl_tensor *whole = dtl_tensor_new(L, &have);
+  dtl_copy_view(&whole->v, &t->v);
+  dt_exec_write(b->x, i, whole->v.p);
   return 0;
 }
 
 /* x:digest() -> hex of everything that persists: equal digests are equal bits */
 static int x_digest(lua_State *L) {
+  dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:digest");
   const char **names;
   int n = dt_exec_names(b->x, &names);
   uint64_t h = 0;
   char text[32];
   for (int i = 0; i < n; i++) {
-    dt_view v = dt_exec_get(b->x, names[i]);
+    dt_type t = dt_exec_type(b->x, i);
+    dtl_tensor *v = dtl_tensor_new(L, &t);
+    DTL_TRY(L, &e, dt_exec_read(b->x, i, v->v.p, &e));
     h = dt_hash(names[i], strlen(names[i]), h);
-    if (dt_numel(&v.t)) h = dt_hash(v.p, (size_t)dt_nbytes(&v.t), h);
+    if (dt_numel(&t)) h = dt_hash(v->v.p, (size_t)dt_nbytes(&t), h);
+    lua_pop(L, 1);
   }
   snprintf(text, sizeof text, "%016llx", (unsigned long long)h);
   return lua_pushstring(L, text), 1;

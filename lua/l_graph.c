@@ -198,6 +198,7 @@ static int g_param(lua_State *L) {
   dt_param p = {.name = new_name(L, fn, b->g),
                 .grad = -1,
                 .trainable = trainable,
+                .counted = true,
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,
@@ -260,6 +261,69 @@ static int g_state(lua_State *L) {
   p->state_fill[p->nstate] = fill;
   p->state[p->nstate++] = s;
   return dtl_push_symbol(L, 1, s), 1;
+}
+
+/* g:local_state(name, shape, { init =, dtype = }): a hook's state; each rank of the axis "data" has its own */
+static int g_local_state(lua_State *L) {
+  static const char fn[] = "graph:local_state";
+  dtl_graph *b = check_graph(L, fn);
+  int init = 0, dtype = DT_F32;
+  lua_settop(L, 4);
+  DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"dtype", 'd', &dtype, NULL});
+  dt_type t = dtl_shape(L, fn, 2, 3, dtype);
+  if (t.nd == DT_MAX_DIM) dtl_fail(L, "%s: a state has at most %d dims", fn, DT_MAX_DIM - 1);
+  dt_buf c = {.name = new_name(L, fn, b->g), .own = true};
+  if (init) c.init = read_init(L, fn, c.name, init, &t);
+  c.val = dt_leaf(b->g, DT_OP_buffer, &t, c.name);
+  b->g->val.p[c.val].region = DT_REG_STATE;
+  dt_vec_push(&b->g->buf, c);
+  return dtl_push_symbol(L, 1, c.val), 1;
+}
+
+/* g:collective(op, symbol, axes, { red = "sum" | "max" | "min" | "mean", part = }) -> symbol; axes: a list of the mesh's names. In
+ * hooks only: what forward needs of other ranks the strategies insert. */
+static int g_collective(lua_State *L) {
+  static const char fn[] = "graph:collective";
+  static const char *const reds[] = {"sum", "max", "min", "mean"};
+  dtl_graph *b = check_graph(L, fn);
+  const char *name = dtl_text(L, fn, 1, 2), *red = "sum";
+  int op = dt_op_find(name), r = 0;
+  dt_val v = check_symbol(L, fn, 2, 3, b), out[DT_MAX_OUT];
+  int64_t part = 0;
+  dt_group group = {0};
+  dt_err e = {0};
+  lua_settop(L, 5);
+  if (!op || !(dt_op(op)->flags & OP_COMM)) dtl_fail(L, "%s: there is no collective '%s'", fn, name);
+  if (b->g->level < DT_STAGED)
+    dtl_fail(L,
+             "%s of a traced tensor works in a gradient hook only; in a model the strategy inserts what ranks exchange",
+             name);
+  if (lua_type(L, 4) != LUA_TTABLE) dtl_fail(L, "%s: axes must be a list of names, got %s", name, dtl_kind(L, 4));
+  DTL_OPTS(L, name, 4, 5, {"red", 's', &red, NULL}, {"part", 'i', &part, NULL});
+  while (r < 4 && strcmp(reds[r], red)) r++;
+  if (r == 4) dtl_fail(L, "%s: unknown reduction '%s'; known are sum, max, min and mean", name, red);
+  for (int k = 1; k <= (int)lua_rawlen(L, 4); k++) {
+    lua_rawgeti(L, 4, k);
+    const char *axis = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
+    int a = dt_mesh_axis(&b->g->mesh, axis);
+    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'", name, axis);
+    group.axes |= 1 << a;
+    lua_pop(L, 1);
+  }
+  int all = dt_group_size(&b->g->mesh, group);
+  if (part && all % (part < 0 ? (int)-part : (int)part))
+    dtl_fail(L, "%s: blocks of %lld do not divide the %d ranks; a divisor of %d would", name,
+             (long long)(part < 0 ? -part : part), all, all);
+  group.part = (int)part;
+  dt_attr a[DT_MAX_ATTR];
+  dt_op_defaults(op, a);
+  dt_group_set(b->g, a, group);
+  const dt_attr_spec *s = dt_op_attr(op, "red"), *n = dt_op_attr(op, "n");
+  if (s) a[s->slot].i = r;
+  if (n) a[n->slot].i = dt_group_size(&b->g->mesh, group);
+  DTL_TRY(L, &e, dt_node_add(b->g, op, &v, 1, a, out, &e));
+  dt_node_of(b->g, out[0])->reason = "the gradient hook";
+  return dtl_push_symbol(L, 1, out[0]), 1;
 }
 
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
@@ -648,13 +712,30 @@ static int g_params(lua_State *L) {
 
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {{"graph", l_graph}, {NULL, NULL}};
-  static const luaL_Reg method[] = {
-      {"input", g_input},       {"param", g_param},   {"buffer", g_buffer},     {"state", g_state},
-      {"hyper", g_hyper},       {"output", g_output}, {"loss", g_loss},         {"assign", g_assign},
-      {"grad", g_grad},         {"grads", g_grads},   {"update", g_update},     {"params", g_params},
-      {"place", g_place},       {"placed", g_placed}, {"localize", g_localize}, {"nodes", g_nodes},
-      {"clone", g_clone},       {"block", g_block},   {"blocks", g_blocks},     {"recompute", g_recompute},
-      {"compile", dtl_compile}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"input", g_input},
+                                    {"param", g_param},
+                                    {"buffer", g_buffer},
+                                    {"state", g_state},
+                                    {"hyper", g_hyper},
+                                    {"output", g_output},
+                                    {"loss", g_loss},
+                                    {"assign", g_assign},
+                                    {"grad", g_grad},
+                                    {"grads", g_grads},
+                                    {"update", g_update},
+                                    {"params", g_params},
+                                    {"place", g_place},
+                                    {"placed", g_placed},
+                                    {"localize", g_localize},
+                                    {"nodes", g_nodes},
+                                    {"clone", g_clone},
+                                    {"block", g_block},
+                                    {"blocks", g_blocks},
+                                    {"recompute", g_recompute},
+                                    {"local_state", g_local_state},
+                                    {"collective", g_collective},
+                                    {"compile", dtl_compile},
+                                    {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

@@ -19,8 +19,75 @@ static int plan_gc(lua_State *L) {
   return 0;
 }
 
+/* ---- the gradient hook: Lua, called while the passes run ---- */
+typedef struct hook_ctx {
+  lua_State *L;
+  dtl_graph *box; /* at stack index 1 */
+  int fn;         /* stack index of the function */
+} hook_ctx;
+
+static int call_hook(lua_State *L) { /* ctx, bucket, in -> symbol; under pcall */
+  hook_ctx *c = lua_touserdata(L, 1);
+  int bucket = (int)lua_tointeger(L, 2), k = 0;
+  dt_val in = (dt_val)lua_tointeger(L, 3);
+  const dt_graph *g = c->box->g;
+  lua_settop(L, 5); /* 4: the function, 5: the graph */
+  lua_pushvalue(L, 4);
+  lua_pushvalue(L, 5);
+  dtl_push_symbol(L, 5, in);
+  lua_pushinteger(L, bucket);
+  lua_newtable(L);
+  int64_t begin = INT64_MAX;
+  for (int i = 0; i < g->param.n; i++)
+    if (g->param.p[i].bucket == bucket && g->param.p[i].flat < begin) begin = g->param.p[i].flat;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (p->bucket != bucket) continue;
+    lua_createtable(L, 0, 4);
+    lua_pushstring(L, p->name);
+    lua_setfield(L, -2, "name");
+    lua_pushinteger(L, p->flat - begin);
+    lua_setfield(L, -2, "begin");
+    lua_pushinteger(L, dt_numel(&p->full));
+    lua_setfield(L, -2, "numel");
+    lua_createtable(L, p->full.nd, 0);
+    for (int d = 0; d < p->full.nd; d++) {
+      lua_pushinteger(L, p->full.dim[d]);
+      lua_rawseti(L, -2, d + 1);
+    }
+    lua_setfield(L, -2, "shape");
+    lua_rawseti(L, -2, ++k);
+  }
+  lua_call(L, 4, 1);
+  dtl_symbol *s = dtl_to_symbol(L, -1);
+  if (!s || s->graph != c->box) dtl_fail(L, "a gradient hook must return a symbolic tensor, got %s", dtl_kind(L, -1));
+  lua_pushinteger(L, s->v);
+  return 1;
+}
+
+static dt_status run_hook(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val *out, dt_err *e) {
+  hook_ctx *c = ctx;
+  lua_State *L = c->L;
+  luaL_checkstack(L, 12, "a gradient hook");
+  c->box->g = g;
+  lua_pushcfunction(L, call_hook);
+  lua_pushlightuserdata(L, c);
+  lua_pushinteger(L, bucket);
+  lua_pushinteger(L, in);
+  lua_pushvalue(L, c->fn);
+  lua_pushvalue(L, 1);
+  int rc = lua_pcall(L, 5, 1, 0);
+  c->box->g = NULL;
+  dt_status st = DT_OK;
+  if (rc == LUA_OK) *out = (dt_val)lua_tointeger(L, -1);
+  else st = dt_fail(e, DT_EUSER, NULL, "%s", lua_tostring(L, -1) ? lua_tostring(L, -1) : "the gradient hook failed");
+  lua_pop(L, 1);
+  return st;
+}
+
 /* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =,
- * clip_value =, layout = plan, ranks = } */
+ * clip_value =, layout = plan, ranks =, zero =, resident =, every_micro =, by_registration =, optimizer = name,
+ * hook = function(graph, symbol, bucket, parameters) -> symbol } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -29,13 +96,19 @@ int dtl_compile(lua_State *L) {
   bool train = false;
   int precision = DT_F32, comm = DT_F32, layout = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
-  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
+  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size, zero = 0, resident = 0;
+  bool every_micro = false, registration = false;
+  const char *optimizer = NULL;
+  int hook = 0;
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL},
            {"comm_dtype", 'd', &comm, NULL}, {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL},
            {"rows", 'i', &rows, NULL}, {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL},
            {"clip", 'f', &clip, NULL}, {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL},
-           {"ranks", 'i', &ranks, NULL});
+           {"ranks", 'i', &ranks, NULL}, {"zero", 'i', &zero, NULL}, {"resident", 'i', &resident, NULL},
+           {"every_micro", 'b', &every_micro, NULL}, {"by_registration", 'b', &registration, NULL},
+           {"optimizer", 's', &optimizer, NULL}, {"hook", 'v', &hook, NULL});
+  hook_ctx hooks = {L, b, hook};
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
   if (comm != DT_F32 && comm != precision)
@@ -50,7 +123,15 @@ int dtl_compile(lua_State *L) {
   if (rows < 1) dtl_fail(L, "%s: rows must be at least 1, got %lld", fn, (long long)rows);
   if (!(bucket > 0) || !(first > 0)) dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
   if (train && b->g->level < DT_UPDATED) dtl_fail(L, "%s: a training plan needs g:grad() and g:update() first", fn);
+  if (zero < 0 || zero > 3) dtl_fail(L, "%s: zero is 0 to 3, got %lld", fn, (long long)zero);
   dt_spec s = {.rank = (int)rank,
+               .zero = (int)zero,
+               .resident = resident,
+               .every_micro = every_micro,
+               .by_registration = registration,
+               .optimizer = optimizer,
+               .hook = hook ? run_hook : NULL,
+               .hook_ctx = &hooks,
                .threads = (int)threads,
                .train = train,
                .precision = precision,
@@ -71,7 +152,10 @@ int dtl_compile(lua_State *L) {
   dt_graph *g = b->g;
   b->g = NULL;
   g->rows = rows;
-  DTL_TRY(L, &e, dt_plan_build(g, &s, rows, &p->p, &e));
+  dt_status st = dt_plan_build(g, &s, rows, &p->p, &e);
+  if (st && hook && !*e.where) return lua_pushstring(L, e.text), lua_error(L); /* has its line */
+  DTL_TRY(L, &e, st);
+  p->p->spec.hook = NULL;
   return 1;
 }
 

@@ -89,9 +89,14 @@ void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
 /* Bytes of all plans together, their sum; before dt_exec_ready what will be allocated, after it what is. by_region may be NULL. */
 int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
 
-/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). NULL p when unknown.
- * dt_exec_get also knows "grad:param": the last step's gradient, summed over microbatches and ranks and divided by the count, before
- * clipping, f32; valid until the next such call. All ranks ask in the same order. */
+/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). dt_exec_find also knows
+ * "grad:param": the last step's gradient, summed over microbatches and ranks and divided by the count, before clipping, f32. */
 int dt_exec_names(dt_exec *x, const char ***names);
-dt_view dt_exec_get(dt_exec *x, const char *name);
+int dt_exec_find(const dt_exec *x, const char *name); /* its number in that list, -1 when unknown */
+dt_type dt_exec_type(const dt_exec *x, int number);
+/* Copies one out, whole and contiguous. Under ZeRO ranks may hold parts of it (`parted`): then all ranks call this together. */
+bool dt_exec_parted(const dt_exec *x, int number);
+dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
+void dt_exec_write(dt_exec *x, int number, const void *in); /* this rank takes what it keeps of it */
+dt_view dt_exec_get(dt_exec *x, const char *name);          /* where it lies; NULL p when unknown, or in parts */
 #endif

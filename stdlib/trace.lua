@@ -58,7 +58,8 @@ end
 
 local function compile(job, graph, how, train)
   local o = { train = train, precision = job.precision, rows = how.rows, rank = how.where.rank, threads = how.threads,
-    clip = job.clip.norm, clip_value = job.clip.value, layout = how.layout, ranks = how.where.ranks }
+    clip = job.clip.norm, clip_value = job.clip.value, layout = how.layout, ranks = how.where.ranks,
+    optimizer = job.optimizer.def.name }
   job.parallel:compile(o, how.where.mesh)
   return graph:compile(o)
 end

@@ -16,7 +16,7 @@ struct dt_comm_vt {
   const char *name; /* "self", "mpi" */
   /* buf: n elements of dtype, in place on every rank. Fast when buf lies in memory of `alloc`. */
   dt_status (*all_reduce)(dt_comm *c, void *buf, int64_t n, int dtype, dt_red op, dt_err *e);
-  /* in: n*size elements, out: n elements (this rank's part). */
+  /* in: n*size elements, out: n elements (this rank's part); out may be in + rank*n. */
   dt_status (*reduce_scatter)(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_red op, dt_err *e);
   /* in: n elements, out: n*size elements in rank order; in may be out + rank*n. */
   dt_status (*all_gather)(dt_comm *c, const void *in, void *out, int64_t n, int dtype, dt_err *e);

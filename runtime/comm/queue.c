@@ -59,6 +59,8 @@ static void await(word *w, uint64_t v, const _Atomic bool *stop) {
 
 static dt_status run(const dt_commjob *j, dt_err *e) {
   dt_comm *c = j->comm;
+  if ((j->kind == DT_CJ_ALL_REDUCE || j->kind == DT_CJ_BROADCAST) && j->in && j->in != j->out) /* in place, elsewhere */
+    memcpy(j->out, j->in, (size_t)j->n * dt_dtype_size(j->dtype));
   switch (j->kind) {
     case DT_CJ_ALL_REDUCE: return c->vt->all_reduce(c, j->out, j->n, j->dtype, j->op, e);
     case DT_CJ_REDUCE_SCATTER: return c->vt->reduce_scatter(c, j->in, j->out, j->n, j->dtype, j->op, e);

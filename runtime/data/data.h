@@ -157,6 +157,7 @@ typedef struct dt_batch {
   int64_t count; /* samples over all ranks; 0: the last epoch is over */
   int64_t rows;  /* of this rank */
   int nmicro;    /* 0 when this rank has no part */
+  int most;      /* the most that any rank has in this step */
   const dt_micro *micro;
 } dt_batch;
 

@@ -68,6 +68,8 @@ static void fill(dt_loader *l, slot *s, int64_t step) {
   }
   s->b.count = step_count(l, k);
   s->b.rows = part_rows(l, s->b.count);
+  int64_t part = (s->b.count + l->o.size - 1) / l->o.size; /* the largest */
+  s->b.most = (int)(l->o.micro ? (part + l->o.micro - 1) / l->o.micro : 1);
   int64_t first = k * l->o.global + part_at(s->b.count, l->o.rank, l->o.size);
   dt_order_fill(&l->order, first, s->b.rows, s->sample);
   for (int64_t i = 0; i < s->b.rows; i += l->cut) {

@@ -114,6 +114,7 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
       c->ws_bytes = (size_t)p->ws;
       c->pool = x->ctx->pool;
       c->tick = &x->tick;
+      if (ins->kind == DT_I_CLEAR) continue;
       if (ins->kind == DT_I_COMM) {
         q->job = (dt_commjob){
             .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
@@ -170,15 +171,16 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
   memcpy(x->region_bytes, r, sizeof r);
   bool alone = x->ctx->comm->size == 1 || !x->b[0].plan->spec.train;
-  x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM];
-  x->arena_bytes = r[DT_REG_PARAM] + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
+  bool share = !alone && x->b[0].plan->layout.shards > 1; /* parameters travel, too */
+  x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM] + (share ? r[DT_REG_PARAM] : 0);
+  x->arena_bytes = (share ? 0 : r[DT_REG_PARAM]) + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
                    (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
   if (planned != x->arena_bytes + x->window_bytes)
     return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned,
                    (long long)(x->arena_bytes + x->window_bytes));
   DT_TRY(get_memory(x->arena_bytes, &x->arena, e));
   char *at = x->arena;
-  x->base[DT_REG_PARAM] = at, at += r[DT_REG_PARAM];
+  if (!share) x->base[DT_REG_PARAM] = at, at += r[DT_REG_PARAM];
   x->base[DT_REG_STATE] = at, at += r[DT_REG_STATE];
   for (int k = 0; k < x->nplan; k++) x->b[k].persist = at, at += x->b[k].plan->bytes[DT_REG_PERSIST];
   x->base[DT_REG_ACT] = x->base[DT_REG_TEMP] = at, at += pool;
@@ -192,6 +194,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
     x->window = w;
     x->base[DT_REG_GRAD] = x->window;
     x->base[DT_REG_COMM] = x->window + r[DT_REG_GRAD];
+    if (share) x->base[DT_REG_PARAM] = x->base[DT_REG_COMM] + r[DT_REG_COMM];
   }
   for (int k = 0; k < x->nplan; k++) { /* communicators, in the order that all ranks share */
     const dt_graph *g = x->b[k].plan->g;
@@ -202,25 +205,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   x->ticket = dt_xalloc(sizeof(uint64_t) * (size_t)(tickets + 1));
   for (int k = 0; k < x->nplan; k++) DT_TRY(bind_plan(x, k, e));
 
-  /* the named tensors: parameters, buffers, states */
-  const dt_graph *g = x->b[0].plan->g;
-  DT_VEC(const char *) names = {0};
-  DT_VEC(dt_view) views = {0};
-  dt_graph *gm = x->b[0].plan->g;
-  for (int i = 0; i < g->param.n; i++) {
-    dt_vec_push(&names, g->param.p[i].name);
-    dt_vec_push(&views, dt_exec_view(x, 0, g->param.p[i].val));
-  }
-  for (int i = 0; i < g->buf.n; i++) {
-    dt_vec_push(&names, dt_arena_printf(&gm->mem, "buffer:%s", g->buf.p[i].name));
-    dt_vec_push(&views, dt_exec_view(x, 0, g->buf.p[i].val));
-  }
-  for (int i = 0; i < g->param.n; i++)
-    for (int s = 0; s < g->param.p[i].nstate; s++) {
-      dt_vec_push(&names, dt_arena_printf(&gm->mem, "state:%s:%s", g->param.p[i].name, g->param.p[i].state_name[s]));
-      dt_vec_push(&views, dt_exec_view(x, 0, g->param.p[i].state[s]));
-    }
-  x->names = names.p, x->views = views.p, x->nnames = names.n;
+  dt_exec_list(x);
   return DT_OK;
 }
 
@@ -241,7 +226,7 @@ void dt_exec_unbind(dt_exec *x) {
   dt_commq_free(x->queue);
   if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
   drop_memory(x->arena, x->arena_bytes);
-  free(x->ticket), free(x->names), free(x->views), free(x->field_of), free(x->grad);
+  free(x->ticket), free(x->names), free(x->kept), free(x->field_of);
 }
 
 /* ---- first values: keyed by (seed, name, element), so that they depend neither on ranks nor on threads ---- */
@@ -300,19 +285,25 @@ static void first_value(dt_exec *x, const dt_init *in, dt_view v, const char *na
   first_range(x, in, v, name, 0, 0, dt_numel(&v.t));
 }
 
-/* A parameter's local part of the whole; padding stays zero. */
-static void first_param(dt_exec *x, const dt_param *p, dt_view v) {
+/* v: elements of the rank's local tensor from `begin` on; that tensor is a part of the whole. Padding stays zero. */
+static void first_param(dt_exec *x, const dt_param *p, dt_view v, int64_t begin) {
+  int64_t n = dt_numel(&v.t);
   if (p->cut_dim < 0) {
-    first_value(x, &p->init, v, p->name);
+    first_range(x, &p->init, v, p->name, 0, begin, n);
     return;
   }
-  int64_t pre = 1, post = 1, have = v.t.dim[p->cut_dim], whole = p->whole.dim[p->cut_dim];
-  for (int i = 0; i < p->cut_dim; i++) pre *= v.t.dim[i];
-  for (int i = p->cut_dim + 1; i < v.t.nd; i++) post *= v.t.dim[i];
+  struct dt_cut cut[8];
+  int64_t pre, post;
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  int ncut = dt_param_cuts(p, m->size[p->cut_axis], dt_mesh_coord(m, x->ctx->comm->rank, p->cut_axis), cut, &pre,
+                           &post);
   for (int64_t o = 0; o < pre; o++)
-    for (int k = 0; k < p->ncut; k++)
-      first_range(x, &p->init, v, p->name, (o * have + p->cut[k].local) * post, (o * whole + p->cut[k].global) * post,
-                  p->cut[k].len * post);
+    for (int k = 0; k < ncut; k++) {
+      int64_t local = (o * p->full.dim[p->cut_dim] + cut[k].local) * post, len = cut[k].len * post;
+      int64_t global = (o * p->whole.dim[p->cut_dim] + cut[k].global) * post;
+      int64_t from = local > begin ? local : begin, to = local + len < begin + n ? local + len : begin + n;
+      if (from < to) first_range(x, &p->init, v, p->name, from - begin, global + from - local, to - from);
+    }
 }
 
 void dt_exec_init_values(dt_exec *x) {
@@ -321,7 +312,7 @@ void dt_exec_init_values(dt_exec *x) {
     if (k == 0)
       for (int i = 0; i < g->param.n; i++) {
         const dt_param *p = &g->param.p[i];
-        first_param(x, p, dt_exec_view(x, 0, p->val));
+        first_param(x, p, dt_exec_view(x, 0, p->val), p->val == p->own ? p->own_begin : 0);
         for (int s = 0; s < p->nstate; s++)
           first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), "");
       }

@@ -90,7 +90,8 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   if (together)
     for (int i = 0; i < x->nnames; i++) {
       if (!strncmp(x->names[i], "state:", 6)) continue;
-      DT_TRY(c->vt->broadcast(c, x->views[i].p, dt_nbytes(&x->views[i].t), 0, e));
+      if (x->kept[i].part) DT_TRY(dt_exec_same_part(x, i, e));
+      else DT_TRY(c->vt->broadcast(c, x->kept[i].v.p, dt_nbytes(&x->kept[i].v.t), 0, e));
     }
   x->ready = true;
   return DT_OK;
@@ -111,32 +112,14 @@ int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names;
   return x->nnames;
 }
-/* The last step's reduced mean gradient of a parameter, before clipping, in memory that the next call overwrites. */
-static dt_view gradient(dt_exec *x, const char *param) {
-  const dt_graph *g = x->b[0].plan->g;
-  for (int i = 0; i < g->param.n; i++) {
-    const dt_param *p = &g->param.p[i];
-    if (strcmp(p->name, param) || p->grad < 0) continue;
-    for (int b = 0; b < g->bucket.n; b++) {
-      if (p->flat < g->bucket.p[b].begin || p->flat >= g->bucket.p[b].end) continue;
-      dt_view w = dt_view_make(NULL, &g->val.p[p->val].t), from = dt_exec_view(x, 0, g->bucket.p[b].flat);
-      int64_t n = dt_numel(&w.t);
-      w.t.dtype = DT_F32;
-      free(x->grad);
-      w.p = x->grad = dt_xalloc(sizeof(float) * (size_t)(n + 1));
-      for (int64_t k = 0; k < n; k++)
-        x->grad[k] = (float)(dt_get(from.p, from.t.dtype, p->flat - g->bucket.p[b].begin + k) * x->inv_count);
-      return w;
-    }
-  }
-  return (dt_view){0};
-}
-
-dt_view dt_exec_get(dt_exec *x, const char *name) {
-  if (!strncmp(name, "grad:", 5)) return gradient(x, name + 5);
+int dt_exec_find(const dt_exec *x, const char *name) {
   for (int i = 0; i < x->nnames; i++)
-    if (!strcmp(x->names[i], name)) return x->views[i];
-  return (dt_view){0};
+    if (!strcmp(x->names[i], name)) return i;
+  return strncmp(name, "grad:", 5) ? -1 : dt_exec_gradient(x, name + 5);
+}
+dt_view dt_exec_get(dt_exec *x, const char *name) {
+  int i = dt_exec_find(x, name);
+  return i < 0 || x->kept[i].part ? (dt_view){0} : x->kept[i].v;
 }
 
 static dt_status drain(dt_exec *x, dt_err *e) {
@@ -151,8 +134,12 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
     const dt_instr *ins = q->ins;
     if ((ins->flags & DT_NODE_LAST_MICRO) && !last) continue;
     switch (ins->kind) {
+      case DT_I_CLEAR: /* sums that this rank has begun stay */
+        if (comm_only && (first || (ins->flags & DT_NODE_WIRE)))
+          memset(q->call.out[0].p, 0, (size_t)dt_nbytes(&q->call.out[0].t));
+        break;
       case DT_I_KERNEL:
-        if (comm_only && !(ins->flags & DT_NODE_LAST_MICRO)) break;
+        if (comm_only && !(ins->flags & (DT_NODE_LAST_MICRO | DT_NODE_WIRE))) break;
         q->call.flags = first ? ins->acc & ~ins->acc_first0 : ins->acc;
         if (!x->profile) {
           q->run(&q->call);
@@ -330,7 +317,8 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   x->now.micro = 0;
   x->now.stats[0] = x->now.stats[1] = 0;
   DT_TRY(dt_loader_next(l, &x->now.batch, e));
-  x->now.micros = x->now.batch.nmicro ? x->now.batch.nmicro : 1;
+  x->now.micros = x->b[0].plan->lockstep ? (int)x->now.batch.most : x->now.batch.nmicro;
+  if (!x->now.micros) x->now.micros = 1;
   *micros = x->now.batch.count ? x->now.micros : 0;
   if (!*micros) return DT_OK; /* the data is over */
   x->tick.step = x->state.step;
@@ -344,9 +332,8 @@ static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
   int m = x->now.micro;
   x->tick.micro = m;
   x->now.plan = &x->b[0];
-  if (m >= batch->nmicro) { /* zero gradients */
+  if (m >= batch->nmicro) { /* zero gradients: the plan's own instructions clear them */
     x->tick.nsample = 0;
-    memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
     return DT_OK;
   }
   x->now.plan = plan_for(x, batch->micro[m].n);
@@ -462,11 +449,24 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
   dt_batch batch;
   for (int i = 0; i < nsums; i++) sums[i] = 0;
   x->tick.step = x->state.step;
-  bool fresh[DT_MAX_PLANS] = {0};
+  bool fresh[DT_MAX_PLANS] = {0}, together = x->ctx->comm->size > 1;
+  bound_plan *main = &x->b[numbers[0]];
+  for (int i = 0; together && i < main->plan->seg[0].ins.n;
+       i++) /* all ranks, whatever sizes of microbatches they meet */
+    if (main->plan->seg[0].ins.p[i].kind == DT_I_COMM) {
+      DT_TRY(whole(x, main, 0, true, true, e));
+      for (int k = 0; k < DT_MAX_PLANS; k++) fresh[k] = true;
+      break;
+    }
   for (;;) {
     DT_TRY(dt_loader_next(l, &batch, e));
     if (!batch.count) break;
-    for (int m = 0; m < batch.nmicro; m++) {
+    int micros = main->plan->lockstep && together ? batch.most : batch.nmicro;
+    for (int m = 0; m < micros; m++) {
+      if (m >= batch.nmicro) {
+        DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
+        continue;
+      }
       int k = -1;
       for (int i = 0; i < n; i++)
         if (x->b[numbers[i]].plan->rows == batch.micro[m].n) k = numbers[i];
@@ -481,6 +481,7 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
         sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
     }
   }
+  DT_TRY(drain(x, e));
   if (!speaks(x))
     for (int i = 0; i < nsums; i++) sums[i] = 0;
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));

@@ -32,6 +32,15 @@ typedef struct bound_plan {
   const char **field; /* names of inputs */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
+/* A persistent tensor. A part of one: this rank keeps `len` elements from `begin` on, `v` as a vector. */
+typedef struct dt_kept {
+  dt_type t, local; /* of the whole, and of this rank's part where tensor parallelism cuts it (`cut`) */
+  bool cut;
+  dt_view v;
+  bool part;
+  int64_t begin, len;
+  int param; /* in the first plan's graph, where it is a part; -1: a hook's state, of which each rank has a row */
+} dt_kept;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
@@ -49,7 +58,7 @@ struct dt_exec {
   dt_tick tick;
   dt_exec_state state;
   const char **names;
-  dt_view *views;
+  dt_kept *kept;
   int nnames;
   int *field_of; /* scratch: loader field of each input */
   struct {       /* the step under way */
@@ -59,7 +68,6 @@ struct dt_exec {
     bound_plan *plan;  /* of that microbatch */
   } now;
   double inv_count; /* what the last step's gradients were multiplied by */
-  float *grad;      /* the gradient that was asked for last */
   int fault;        /* DT_FAULT, for tests */
 };
 
@@ -67,8 +75,11 @@ struct dt_exec {
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
-/* where a value of plan k is */
-dt_view dt_exec_view(dt_exec *x, int k, dt_val v);
+/* kept.c: persistent tensors, also those that ranks hold parts of */
+void dt_exec_list(dt_exec *x);
+int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */
+dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first values are rank 0's */
+dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* exec.c */

@@ -72,6 +72,13 @@ void grad_gather(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[0] = dt_bn(g, DT_OP_scatter_add, (dt_val[]){in_of(g, n, 1), GY}, 2, a);
 }
 
+void grad_topk(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(g, X);
+  dt_attr a[DT_MAX_ATTR] = {{.i = x.nd - 1}};
+  set_list(a + 1, x.nd, x.dim);
+  gin[0] = dt_bn(g, DT_OP_scatter_add, (dt_val[]){g->node.p[n].out[1], GY}, 2, a);
+}
+
 /* ---- norms ---- */
 /* the weight of a norm over the last dims; ones when the node has none */
 static dt_val weight_of(dt_graph *g, dt_nid n) {

@@ -17,6 +17,7 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->input);
   dt_vec_free(&g->hyper);
   dt_vec_free(&g->bucket);
+  dt_vec_free(&g->share);
   dt_vec_free(&g->group);
   dt_vec_free(&g->segs);
   dt_vec_free(&g->output);

@@ -30,6 +30,13 @@ typedef struct dt_group {
   int axes, part;
   uint64_t stages;
 } dt_group;
+/* The runs of dim cut_dim that the rank at this coordinate of n has: element `local` of the local dim is `global` of the whole one. At most 8; pre and
+ * post are the elements before and behind the dim. */
+struct dt_param;
+struct dt_cut {
+  int64_t local, global, len;
+};
+int dt_param_cuts(const struct dt_param *p, int n, int coord, struct dt_cut *cut, int64_t *pre, int64_t *post);
 /* How many ranks are together, and rank's colour among the groups (-1: in none) and key for a split. */
 int dt_group_size(const dt_mesh *m, dt_group g);
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key);
@@ -66,6 +73,7 @@ typedef enum dt_level {
   DT_PRECISE,
   DT_RECOMPUTED,
   DT_STAGED,
+  DT_REDUCED,
   DT_FUSED,
   DT_BUCKETED,
   DT_ORDERED,
@@ -79,7 +87,10 @@ enum {
   DT_NODE_RECOMPUTED = 4,
   DT_NODE_INLINE = 8 /* communication with nothing left to overlap: on the computing thread */,
   DT_NODE_WIDE =
-      16 /* outputs that OP_ACC names are f32 though the inputs have 16 bits: set by precision, known to the shape check */
+      16, /* outputs that OP_ACC names are f32 though the inputs have 16 bits: set by precision, known to the shape check */
+  DT_NODE_WIRE =
+      32,          /* part of what gradients do on their way in every microbatch: runs on a rank without samples, too */
+  DT_NODE_OWN = 64 /* works on this rank's part of the sharded state: its sizes differ between ranks by design */
 };
 
 typedef struct dt_value {
@@ -137,22 +148,26 @@ typedef struct dt_init {
 typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
-  dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
-  int partial; /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
+  dt_val grad;  /* accum_grad's output after the grad pass, -1: receives no gradient */
+  int partial;  /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
+  bool counted; /* in the gradient norm: false for further copies of a parameter that several stages hold */
   bool trainable;
   dt_init init;
   int group;    /* optimizer group */
   int64_t flat; /* element offset in the flat layout, -1 before bucket */
   int bucket;
-  dt_val compute;  /* 16-bit copy used by forward and backward, or -1 */
+  dt_val compute; /* 16-bit copy used by forward and backward, or -1 */
+  /* ZeRO (reduce pass): what the optimizer works on, elements [own_begin, own_begin + own_len) of the tensor, as a vector; -1: all of it.
+   * `val` is the same value when the whole is kept nowhere. `full`: the tensor's type. */
+  dt_val own;
+  int64_t own_begin, own_len;
+  dt_type full;
   dt_val state[8]; /* optimizer states, in the optimizer's order */
   /* where the local tensor lies in the whole one: runs of dim cut_dim (-1: it is the whole) */
   dt_type whole;
   bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
-  int cut_dim, ncut, cut_axis;
-  struct dt_cut {
-    int64_t local, global, len;
-  } cut[8];
+  int cut_dim, cut_axis;
+  dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
   int nstate;
@@ -163,6 +178,7 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
   const char *name;
   dt_val val;
   dt_init init;
+  bool own; /* each rank of the axis "data" has its own value (a hook's state); "state:name" by name */
 } dt_buf;
 typedef struct dt_input {
   const char *name;
@@ -196,9 +212,9 @@ extern const char *const dt_region_name
     [DT_NREG]; /* "parameters", "optimizer states", "gradients", "communication buffers", "inputs and buffers", "activations", "temporaries" */
 
 typedef struct dt_bucket {
+  int number;         /* in the layout */
   int64_t begin, end; /* elements of the flat layout, end padded */
-  dt_val flat;
-  dt_nid ready;
+  dt_val flat;        /* the reduced gradients: of the whole bucket, or of this rank's part of it */
 } dt_bucket;
 
 /* Which forward values are made again in backward instead of being kept (the recompute pass reads it). */
@@ -210,6 +226,10 @@ typedef struct dt_recompute {
   int nsegment;       /* length of segment; 0 with by_op: every node */
   int16_t *segment;   /* [blocks] blocks of one segment keep only what enters it; -1: the block keeps all */
 } dt_recompute;
+typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
+  int bucket;
+  dt_val val;
+} dt_share;
 
 typedef struct dt_graph {
   dt_arena mem;
@@ -221,6 +241,7 @@ typedef struct dt_graph {
   DT_VEC(dt_input) input;
   DT_VEC(dt_hyper) hyper;
   DT_VEC(dt_bucket) bucket;
+  DT_VEC(dt_share) share;
   DT_VEC(dt_val) output; /* values that stay readable after a run (loss, metrics; results of a function) */
   dt_val loss, count;    /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
   dt_val stats;          /* f64[2] per step: sum of loss*count, sum of counts */

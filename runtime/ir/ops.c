@@ -5,8 +5,9 @@
 #include <ctype.h>
 #include "rules.h"
 
-const char *const dt_level_name[DT_NLEVEL] = {"traced",     "placed", "differentiated", "updated",  "precise",
-                                              "recomputed", "staged", "fused",          "bucketed", "ordered"};
+const char *const dt_level_name[DT_NLEVEL] = {"traced",  "placed",     "differentiated", "updated",
+                                              "precise", "recomputed", "staged",         "reduced",
+                                              "fused",   "bucketed",   "ordered"};
 const char *const dt_region_name[DT_NREG] = {
     "parameters",         "optimizer states", "gradients",  "communication buffers",
     "inputs and buffers", "activations",      "temporaries"};

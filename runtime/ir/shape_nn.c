@@ -164,6 +164,38 @@ dt_status shape_scatter_add(dt_shape_ctx *s) {
   return done(s, 1);
 }
 
+dt_status shape_topk(dt_shape_ctx *s) {
+  DT_TRY(shape_floats(s, 1));
+  dt_type t = *s->in[0];
+  if (!t.nd) return fail(s, "a scalar has no last dim to choose from; reshape it to {1}");
+  int64_t n = t.dim[t.nd - 1];
+  if (s->attr[0].i < 1 || s->attr[0].i > n)
+    return fail(s, "k is %lld, but the last dim of %s has %lld elements; 1 to %lld would do", (long long)s->attr[0].i,
+                shape_text(&t).s, (long long)n, (long long)n);
+  t.dim[t.nd - 1] = s->attr[0].i;
+  s->out[0] = s->out[1] = t;
+  s->out[1].dtype = DT_I64;
+  return done(s, 2);
+}
+
+dt_status shape_pack_signs(dt_shape_ctx *s) {
+  DT_TRY(shape_floats(s, 1));
+  if (s->in[0]->nd != 1) return fail(s, "%s is no vector; reshape it to { -1 }", shape_text(s->in[0]).s);
+  int64_t n = (s->in[0]->dim[0] + 7) / 8;
+  s->out[0] = dt_type_make(DT_U8, 1, &n);
+  return done(s, 1);
+}
+
+dt_status shape_unpack_signs(dt_shape_ctx *s) {
+  dt_type t = *s->in[0];
+  if (t.dtype != DT_U8 || !t.nd)
+    return fail(s, "%s is not what pack_signs gives: u8 with a last dim", shape_text(&t).s);
+  t.dtype = DT_F32;
+  t.dim[t.nd - 1] *= 8;
+  s->out[0] = t;
+  return done(s, 1);
+}
+
 dt_status shape_one_hot(dt_shape_ctx *s) {
   DT_TRY(shape_ints(s, 0, "the labels"));
   if (s->attr[0].i < 1) return fail(s, "classes is %lld, but must be 1 or more", (long long)s->attr[0].i);

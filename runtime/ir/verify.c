@@ -17,7 +17,7 @@ static const span spans[] = {
     {DT_OP_all_gather, DT_PLACED, DT_ORDERED}, {DT_OP_all_to_all, DT_PLACED, DT_ORDERED},
     {DT_OP_broadcast, DT_PLACED, DT_ORDERED},  {DT_OP_fused, DT_FUSED, DT_ORDERED},
     {DT_OP_place, DT_TRACED, DT_TRACED},       {DT_OP_enter, DT_PLACED, DT_UPDATED},
-    {DT_OP_pack, DT_BUCKETED, DT_ORDERED},     {DT_OP_assign, DT_TRACED, DT_STAGED},
+    {DT_OP_pack, DT_REDUCED, DT_ORDERED},      {DT_OP_assign, DT_TRACED, DT_REDUCED},
 };
 
 typedef struct checker {

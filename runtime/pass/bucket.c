@@ -1,123 +1,11 @@
-/* bucket: the flat buffers. Parameters, gradients and optimizer states share one layout: order of gradient readiness in backward,
- * each tensor aligned to 64 elements, cut into buckets whose ends are padded to a multiple of the data axis.
+/* bucket: the flat buffers, after fusion. Parameters, gradients and optimizer states lie in the layout that the reduce pass made.
  *
- * It makes contributions write (or add) straight into their gradient's slot, joins each bucket (`pack`), inserts the collective that turns
- * a partial sum over the data axis into the whole, and merges the optimizer programs of neighbouring tensors into one pass over a range.
- * Invariant: a layout depends on the graph, the bucket sizes and the mesh only, so all ranks have the same. */
+ * It makes contributions write (or add) straight into their gradient's slot, and merges the optimizer programs of neighbouring tensors
+ * into one pass over a range. Under ZeRO the ranges are those of this rank's share. Invariant: no value moves that another names; only
+ * roots and offsets change. */
 #include <stdlib.h>
 
 #include "pass.h"
-
-enum { ALIGN = 64 };
-
-typedef struct slot {
-  int param;
-  dt_nid ready;
-  int group;
-  int64_t numel;
-} slot;
-
-static int by_ready(const void *a, const void *b) {
-  const slot *x = a, *y = b;
-  return x->ready != y->ready ? (x->ready < y->ready ? -1 : 1) : x->param - y->param;
-}
-static int by_group(const void *a, const void *b) {
-  const slot *x = a, *y = b;
-  return x->group != y->group ? x->group - y->group : by_ready(a, b);
-}
-
-static int64_t round_up(int64_t x, int64_t m) { return (x + m - 1) / m * m; }
-
-void dt_layout_fini(dt_layout *l) {
-  for (int i = 0; i < l->n; i++) free(l->name[i]);
-  free(l->name), free(l->type), free(l->flat), free(l->bucket_end);
-  *l = (dt_layout){0};
-}
-
-/* Layout from readiness. */
-static dt_status make_layout(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
-  int np = g->param.n, nready = 0;
-  int dtype = np ? g->val.p[g->param.p[0].val].t.dtype : DT_F32;
-  slot *sl = dt_xalloc(sizeof(slot) * (size_t)(np + 1));
-  for (int i = 0; i < np; i++) {
-    const dt_param *p = &g->param.p[i];
-    const dt_type *t = &g->val.p[p->val].t;
-    if (t->dtype != dtype || (t->dtype != DT_F32 && t->dtype != DT_F64)) {
-      char where[256];
-      snprintf(where, sizeof where, "%s:%d", p->file ? p->file : "?", p->line);
-      free(sl);
-      return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name,
-                     dt_dtype_name(t->dtype));
-    }
-    sl[i] = (slot){i, INT32_MAX, p->group, dt_numel(t)};
-    if (p->grad >= 0) {
-      const dt_node *a = dt_node_of(g, p->grad);
-      sl[i].ready = 0;
-      for (int k = 0; k < a->nin; k++)
-        if (g->val.p[a->in[k]].node > sl[i].ready) sl[i].ready = g->val.p[a->in[k]].node;
-      nready++;
-    }
-  }
-  qsort(sl, (size_t)np, sizeof *sl, by_ready);
-  int64_t pad = (int64_t)ALIGN * dt_mesh_size(&g->mesh, "data"), esize = (int64_t)dt_dtype_size(dtype);
-  l->n = np;
-  l->dtype = dtype;
-  l->name = dt_xalloc(sizeof(char *) * (size_t)(np + 1));
-  l->type = dt_xalloc(sizeof(dt_type) * (size_t)(np + 1));
-  l->flat = dt_xalloc(sizeof(int64_t) * (size_t)(np + 1));
-  l->bucket_end = dt_xalloc(sizeof(int64_t) * (size_t)(np + 1));
-  int64_t at = 0;
-  for (int i = 0, j; i < np; i = j) {
-    int64_t limit = (l->nbucket ? s->bucket_bytes : s->first_bucket_bytes) / esize, size = 0;
-    for (j = i; j < np && (j < nready) == (i < nready); j++) {
-      if (j > i && i < nready && size + sl[j].numel > limit) break;
-      size += round_up(sl[j].numel, ALIGN);
-    }
-    qsort(sl + i, (size_t)(j - i), sizeof *sl, by_group);
-    for (int k = i; k < j; k++) {
-      const dt_param *p = &g->param.p[sl[k].param];
-      l->name[k] = dt_xstrdup(p->name);
-      l->type[k] = g->val.p[p->val].t;
-      l->flat[k] = at;
-      at += round_up(sl[k].numel, ALIGN);
-    }
-    at = round_up(at, pad);
-    if (i < nready) l->bucket_end[l->nbucket++] = at;
-  }
-  l->total = at;
-  free(sl);
-  return DT_OK;
-}
-
-static void copy_layout(const dt_layout *from, dt_layout *to) {
-  *to = *from;
-  to->name = dt_xalloc(sizeof(char *) * (size_t)(from->n + 1));
-  to->type = dt_xalloc(sizeof(dt_type) * (size_t)(from->n + 1));
-  to->flat = dt_xalloc(sizeof(int64_t) * (size_t)(from->n + 1));
-  to->bucket_end = dt_xalloc(sizeof(int64_t) * (size_t)(from->nbucket + 1));
-  for (int i = 0; i < from->n; i++)
-    to->name[i] = dt_xstrdup(from->name[i]), to->type[i] = from->type[i], to->flat[i] = from->flat[i];
-  for (int i = 0; i < from->nbucket; i++) to->bucket_end[i] = from->bucket_end[i];
-}
-
-/* Parameters that this graph has, found in the layout. */
-static dt_status follow_layout(dt_graph *g, const dt_layout *l, dt_err *e) {
-  for (int i = 0; i < g->param.n; i++) {
-    dt_param *p = &g->param.p[i];
-    int k = 0;
-    while (k < l->n && strcmp(l->name[k], p->name)) k++;
-    if (k == l->n || !dt_type_eq(&l->type[k], &g->val.p[p->val].t))
-      return dt_fail(e, DT_EUSER, NULL,
-                     "parameter %s is not in the training plan, or has another shape there; the model must be the same "
-                     "in training and evaluation",
-                     p->name);
-    p->flat = l->flat[k];
-    p->bucket = -1;
-    for (int b = 0; b < l->nbucket && p->bucket < 0; b++)
-      if (p->flat < l->bucket_end[b]) p->bucket = b;
-  }
-  return DT_OK;
-}
 
 /* Appends a value that aliases [off, off+n) of root as a vector. */
 static dt_val range_view(dt_graph *g, dt_val src, int64_t begin, int64_t n, dt_phase phase) {
@@ -172,8 +60,9 @@ static void alias(dt_graph *g, dt_val v, dt_val root, int64_t offset) {
   memcpy(x->stride, w.stride, sizeof x->stride);
 }
 
-/* Contributions to one parameter's gradient write or add into its slot of the flat buffer. */
-static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int *nuse) {
+/* Contributions to one parameter's gradient write or add into its slot at `at` of `flat`: a buffer that sums up over the step's
+ * microbatches or, when `each`, one that begins anew in each of them. */
+static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at, bool each, const int *nuse) {
   dt_nid ai = g->val.p[p->grad].node;
   dt_type t = g->val.p[p->grad].t;
   int nin = g->node.p[ai].nin;
@@ -193,10 +82,16 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int 
                   dt_type_eq(&x->t, &t) && n->phase != DT_PRE;
     if (direct) {
       uint32_t bit = (uint32_t)DT_CALL_ACC0 << x->out;
-      n->acc |= bit;
-      if (k == 0) n->acc_first0 |= bit;
-      alias(g, v, flat, p->flat);
+      if (k || !each) n->acc |= bit;
+      if (k == 0 && !each) n->acc_first0 |= bit;
+      alias(g, v, flat, at);
       last = v;
+      continue;
+    }
+    if (last < 0 && each) {
+      last = add_fused(g, &v, 1, &t, copy_program(g, &t, false), DT_BWD, "begins the gradient");
+      alias(g, last, flat, at);
+      g->node.p[ai].in[k] = last;
       continue;
     }
     if (last < 0) { /* the slot starts at zero, once a step */
@@ -206,15 +101,15 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int 
       zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}};
       zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
       last = add_fused(g, NULL, 0, &t, zero, DT_PRE, "gradient starts at zero");
-      alias(g, last, flat, p->flat);
+      alias(g, last, flat, at);
     }
     const dt_val in[2] = {last, v};
     dt_val sum = add_fused(g, in, 2, &t, copy_program(g, &t, true), DT_BWD, "adds to the gradient");
-    alias(g, sum, flat, p->flat);
+    alias(g, sum, flat, at);
     g->node.p[ai].in[k] = sum;
     last = sum;
   }
-  alias(g, p->grad, flat, p->flat);
+  alias(g, p->grad, flat, at);
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
@@ -231,25 +126,60 @@ static bool same_program(const dt_vm *a, const dt_vm *b) {
   return true;
 }
 
-/* Is value v the slot of parameter p in some flat buffer (with `base` its start in that buffer's coordinates)? */
-static bool in_slot(const dt_graph *g, dt_val v, const dt_param *p, const int64_t *base) {
+/* ---- which slot of which buffer a value is ---- */
+enum { NO_BUFFER, OF_PARAMETERS, OF_SHARES, OF_BUCKET };
+typedef struct buffers {
+  const dt_layout *l;
+  int mine;
+  char *kind;    /* [values] of a root */
+  int64_t *base; /* [values] OF_BUCKET: the flat element at which it begins */
+} buffers;
+
+static int64_t share_len(const dt_layout *l, int b) { return (l->bucket[b].end - l->bucket[b].begin) / l->shards; }
+static int64_t share_begin(const dt_layout *l, int b, int mine) { return l->bucket[b].begin + mine * share_len(l, b); }
+
+/* Offset of what the optimizer works on of p in a buffer of states: of all, or of shares. */
+static int64_t at_shares(const buffers *f, const dt_param *p) {
+  if (p->bucket < 0 || f->l->shards == 1) return p->flat;
+  if (!p->own_len) return f->l->bucket[p->bucket].begin / f->l->shards;
+  return f->l->bucket[p->bucket].begin / f->l->shards + p->flat + p->own_begin - share_begin(f->l, p->bucket, f->mine);
+}
+/* The same in the parameters' memory, and of the whole parameter where it is kept. */
+static int64_t at_parameters(const buffers *f, const dt_param *p) {
+  const dt_layout *l = f->l;
+  if (p->bucket < 0) return l->stored - (l->total - p->flat);
+  const dt_layout_bucket *b = &l->bucket[p->bucket];
+  if (b->keep == DT_KEEP_WHOLE) return b->store + p->flat - b->begin + (p->own_len ? p->own_begin : 0);
+  return b->store + (p->own_len ? p->flat + p->own_begin - share_begin(l, p->bucket, f->mine) : 0);
+}
+
+/* Is value v what the optimizer works on of parameter p, in some flat buffer? */
+static bool in_slot(const dt_graph *g, dt_val v, const dt_param *p, const buffers *f) {
   const dt_value *x = &g->val.p[v];
-  return base[x->root] >= 0 && x->offset == p->flat - base[x->root] && dt_numel(&x->t) == dt_numel(&g->val.p[p->val].t);
+  if (dt_numel(&x->t) != p->own_len) return false;
+  switch (f->kind[x->root]) {
+    case OF_PARAMETERS: return x->offset == at_parameters(f, p);
+    case OF_SHARES: return x->offset == at_shares(f, p);
+    case OF_BUCKET: return x->offset == p->flat + p->own_begin - f->base[x->root];
+  }
+  return false;
 }
 
 /* Neighbouring parameters of one bucket with the same optimizer program: one node over their range. */
-static void merge_updates(dt_graph *g, const int *order, const int64_t *base) {
-  int np = g->param.n;
-  dt_nid *up = dt_xalloc(sizeof(dt_nid) * (size_t)(np + 1));
-  dt_val root0 = np ? g->val.p[g->param.p[0].val].root : -1;
-  for (int i = 0; i < np; i++) up[i] = -1;
+static void merge_updates(dt_graph *g, const int *order, int np, const buffers *base) {
+  int nv = g->val.n;
+  dt_val *by = dt_xalloc(sizeof(dt_val) * (size_t)(nv + 1));
+  for (int v = 0; v < nv; v++) by[v] = -1;
+  dt_nid *up = dt_xalloc(sizeof(dt_nid) * (size_t)(g->param.n + 1));
+  dt_val root0 = g->param.n ? g->val.p[g->param.p[0].val].root : -1;
+  for (int i = 0; i < g->param.n; i++) up[i] = -1;
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if ((n->flags & DT_NODE_DEAD) || n->op != DT_OP_fused || n->phase != DT_UPD) continue;
     for (int o = 0; o < n->nout; o++)
       if (g->val.p[n->out[o]].root == root0)
         for (int p = 0; p < np; p++)
-          if (in_slot(g, n->out[o], &g->param.p[p], base)) up[p] = i;
+          if (in_slot(g, n->out[o], &g->param.p[order[p]], base)) up[order[p]] = i;
   }
   for (int a = 0, b; a < np; a = b) {
     const dt_param *pa = &g->param.p[order[a]];
@@ -276,7 +206,7 @@ static void merge_updates(dt_graph *g, const int *order, const int64_t *base) {
     }
     if (b == a + 1 && g->val.p[pa->val].t.nd <= 1) continue;
     const dt_param *pz = &g->param.p[order[b - 1]];
-    int64_t len = pz->flat + dt_numel(&g->val.p[pz->val].t) - pa->flat;
+    int64_t len = pz->flat + pz->own_begin + pz->own_len - pa->flat - pa->own_begin;
     dt_val in[64];
     g->file = ua.file, g->line = ua.line;
     for (int k = 0; k < ua.nin; k++) {
@@ -289,6 +219,7 @@ static void merge_updates(dt_graph *g, const int *order, const int64_t *base) {
       while (dt_op(dt_node_of(g, src)->op)->flags & OP_VIEW) src = dt_node_of(g, src)->in[0];
       if (dt_op(dt_node_of(g, src)->op)->flags & OP_LEAF) src = g->val.p[src].root;
       in[k] = range_view(g, src, g->val.p[ua.in[k]].offset - g->val.p[src].offset, len, DT_UPD);
+      dt_node_of(g, in[k])->flags |= ua.flags & DT_NODE_OWN;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
     *vm = *ua.vm;
@@ -308,9 +239,24 @@ static void merge_updates(dt_graph *g, const int *order, const int64_t *base) {
       alias(g, g->val.n - 1, g->val.p[ua.out[o]].root, g->val.p[ua.out[o]].offset);
     }
     g->node.p[at].nout = ua.nout;
+    g->node.p[at].flags |= ua.flags & DT_NODE_OWN;
+    for (int o = 0; o < ua.nout; o++)
+      for (int k = a; k < b; k++) by[g->node.p[up[order[k]]].out[o]] = g->node.p[at].out[o];
     for (int k = a; k < b; k++) g->node.p[up[order[k]]].flags |= DT_NODE_DEAD;
   }
-  free(up);
+  /* who read a merged program's result (what joins the shares to publish them) reads the range */
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    dt_node *n = &g->node.p[i];
+    int kept = 0;
+    for (int k = 0; k < n->nin; k++) {
+      dt_val v = n->in[k] < nv && by[n->in[k]] >= 0 ? by[n->in[k]] : n->in[k];
+      bool again = false;
+      for (int j = 0; j < kept && v != n->in[k]; j++) again |= n->in[j] == v;
+      if (!again) n->in[kept++] = v;
+    }
+    n->nin = (int16_t)kept;
+  }
+  free(up), free(by);
 }
 
 static dt_val flat_leaf(dt_graph *g, int op, int dtype, int64_t n, const char *name, dt_region region) {
@@ -320,20 +266,17 @@ static dt_val flat_leaf(dt_graph *g, int op, int dtype, int64_t n, const char *n
   return v;
 }
 
-dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
-  *l = (dt_layout){0};
-  if (s->layout) copy_layout(s->layout, l);
-  else DT_TRY(make_layout(g, s, l, e));
-  DT_TRY(follow_layout(g, l, e));
-  int np = g->param.n, data = dt_mesh_axis(&g->mesh, "data");
-  bool shared = dt_mesh_size(&g->mesh, "data") > 1;
-  int nstate = 0, n0 = g->val.n;
+dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e) {
+  int np = g->param.n, nstate = 0, n0 = g->val.n, nown = 0;
+  buffers f = {.l = l, .mine = dt_layout_mine(g, s, l)};
   for (int i = 0; i < np; i++)
     if (g->param.p[i].nstate > nstate) nstate = g->param.p[i].nstate;
 
-  int *order = dt_xalloc(sizeof(int) * (size_t)(np + 1)); /* parameters by flat offset */
+  int *order = dt_xalloc(sizeof(int) *
+                         (size_t)(np + 1)); /* parameters by flat offset, those with something to update */
   for (int i = 0; i < np; i++) {
-    int j = i;
+    if (!g->param.p[i].own_len) continue;
+    int j = nown++;
     for (; j && g->param.p[order[j - 1]].flat > g->param.p[i].flat; j--) order[j] = order[j - 1];
     order[j] = i;
   }
@@ -347,18 +290,34 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   int64_t *shift = dt_xalloc(sizeof(int64_t) * (size_t)(n0 + 1));
   for (int v = 0; v < n0; v++) to[v] = -1;
   g->phase = DT_PRE, g->file = NULL, g->line = 0, g->serves = -1;
-  dt_val fp = np ? flat_leaf(g, DT_OP_param, l->dtype, l->total, "flat.parameters", DT_REG_PARAM) : -1;
+  int64_t gtotal = l->nbucket ? l->bucket[l->nbucket - 1].end : 0;
+  dt_val fp = np ? flat_leaf(g, DT_OP_param, l->dtype, l->stored, "flat.parameters", DT_REG_PARAM) : -1;
   dt_val fs[8], fg = -1;
   for (int k = 0; k < nstate; k++)
-    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, l->total, dt_arena_printf(&g->mem, "flat.state%d", k), DT_REG_STATE);
-  int64_t gtotal = l->nbucket ? l->bucket_end[l->nbucket - 1] : 0;
-  bool grads = false;
-  for (int i = 0; i < np; i++) grads |= g->param.p[i].grad >= 0;
+    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, gtotal / l->shards, dt_arena_printf(&g->mem, "flat.state%d", k),
+                      DT_REG_STATE);
+  bool grads = false; /* that sum up over the step in one flat buffer */
+  for (int i = 0; i < np; i++)
+    grads |= g->param.p[i].grad >= 0 && (g->plain_grad || !(s->every_micro || (s->zero >= 2 && l->shards > 1)));
   if (grads) fg = flat_leaf(g, DT_OP_buffer, l->dtype, gtotal, "flat.gradients", DT_REG_GRAD);
   for (int i = 0; i < np; i++) {
     const dt_param *p = &g->param.p[i];
-    to[p->val] = fp, shift[p->val] = p->flat;
-    for (int k = 0; k < p->nstate; k++) to[p->state[k]] = fs[k], shift[p->state[k]] = p->flat;
+    to[p->val] = fp, shift[p->val] = at_parameters(&f, p);
+    if (p->own >= 0 && p->own != p->val)
+      to[p->own] = fp, shift[p->own] = shift[p->val], shift[p->val] -= p->own_len ? p->own_begin : 0;
+    for (int k = 0; k < p->nstate; k++) to[p->state[k]] = fs[k], shift[p->state[k]] = at_shares(&f, p);
+  }
+  for (int i = 0; i < g->share.n; i++)
+    to[g->share.p[i].val] = fp, shift[g->share.p[i].val] = l->bucket[g->share.p[i].bucket].store;
+  for (dt_nid i = 0; i < g->node.n; i++) { /* joined: a bucket's gradients, the shares of a bucket after the update */
+    const dt_node *n = &g->node.p[i];
+    if (n->op == DT_OP_pack && n->phase == DT_BWD && fg >= 0) to[n->out[0]] = fg, shift[n->out[0]] = n->attr[0].i;
+    if (n->op != DT_OP_all_gather || dt_node_of(g, n->in[0])->op != DT_OP_pack) continue;
+    const dt_node *p = dt_node_of(g, n->in[0]);
+    int b = 0;
+    while (p->attr[0].i >= l->bucket[b].end) b++;
+    to[n->out[0]] = fp, shift[n->out[0]] = l->bucket[b].store;
+    to[p->out[0]] = fp, shift[p->out[0]] = l->bucket[b].store + f.mine * share_len(l, b);
   }
   for (int v = 0; v < n0; v++) {
     dt_val r = g->val.p[v].root;
@@ -367,90 +326,38 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   free(to);
   free(shift);
 
-  /* gradients */
-  for (int i = 0; i < np; i++)
-    if (g->param.p[i].grad >= 0) lower_accumulation(g, &g->param.p[i], fg, nuse);
-  free(nuse);
-  dt_val *reduced = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1));
-  bool convert = shared && s->comm_dtype != l->dtype && (s->comm_dtype == DT_BF16 || s->comm_dtype == DT_F16);
-  for (int b = 0; b < l->nbucket && grads; b++) {
-    int64_t begin = b ? l->bucket_end[b - 1] : 0, end = l->bucket_end[b], len = end - begin;
-    DT_VEC(dt_val) in = {0};
-    for (int i = 0; i < np; i++)
-      if (g->param.p[i].grad >= 0 && g->param.p[i].bucket == b) dt_vec_push(&in, g->param.p[i].grad);
-    if (!in.n) {
-      reduced[b] = -1;
+  /* contributions */
+  for (int i = 0; i < np; i++) {
+    dt_param *p = &g->param.p[i];
+    if (p->grad < 0) continue;
+    if (fg >= 0) {
+      lower_accumulation(g, p, fg, p->flat, false, nuse);
       continue;
     }
-    dt_attr a[DT_MAX_ATTR] = {0};
-    a[0].i = begin, a[1].i = end;
-    g->phase = DT_BWD;
-    dt_val v = dt_bn(g, DT_OP_pack, in.p, in.n, a);
-    dt_vec_free(&in);
-    alias(g, v, fg, begin);
-    if (shared && !g->plain_grad) {
-      if (convert) {
-        dt_type t = dt_type_make(s->comm_dtype, 1, &len);
-        v = add_fused(g, &v, 1, &t, copy_program(g, &t, false), DT_BWD, "gradients travel in 16 bits");
-        g->node.p[g->val.p[v].node].flags |= DT_NODE_LAST_MICRO;
-        g->val.p[v].region = DT_REG_COMM;
-      }
-      dt_attr c[DT_MAX_ATTR];
-      dt_op_defaults(DT_OP_all_reduce, c);
-      dt_group_set(g, c, (dt_group){.axes = 1 << data});
-      dt_val r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
-      dt_node *n = dt_node_of(g, r);
-      n->flags |= DT_NODE_LAST_MICRO;
-      n->reason = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over \"data\" become whole", b);
-      alias(g, r, g->val.p[v].root, g->val.p[v].offset);
-      g->val.p[r].place[data].kind = DT_R;
-      v = r;
+    for (dt_nid j = 0; j < g->node.n; j++) {
+      const dt_node *n = &g->node.p[j];
+      if (n->op != DT_OP_pack || n->phase != DT_BWD || n->attr[0].i != l->bucket[p->bucket].begin) continue;
+      lower_accumulation(g, p, n->out[0], p->flat - n->attr[0].i, true, nuse);
+      break;
     }
-    reduced[b] = v;
-    dt_vec_push(&g->bucket, ((dt_bucket){begin, end, v, g->val.p[v].node}));
   }
-  /* the optimizer reads the reduced gradients; the norm reads whole buckets */
-  int nn = g->node.n;
-  dt_val *now = dt_xalloc(sizeof(dt_val) * (size_t)(g->val.n + 1));
-  int nv = g->val.n;
-  for (int v = 0; v < nv; v++) now[v] = -1;
-  for (int i = 0; i < np && !g->plain_grad; i++) {
-    const dt_param *p = &g->param.p[i];
-    if (p->grad < 0) continue;
-    const dt_type t = g->val.p[p->val].t;
-    int64_t begin = p->bucket ? l->bucket_end[p->bucket - 1] : 0;
-    g->file = p->file, g->line = p->line;
-    dt_val r = range_view(g, reduced[p->bucket], p->flat - begin, dt_numel(&t), DT_UPD);
-    now[p->grad] = dt_reshape(g, r, t.nd, t.dim);
+  free(nuse);
+  /* views follow what they are views of */
+  for (dt_nid i = 0; i < g->node.n; i++)
+    if (dt_op(g->node.p[i].op)->flags & OP_VIEW && !(g->node.p[i].flags & DT_NODE_DEAD)) dt_view_derive(g, i);
+
+  f.kind = dt_xalloc((size_t)g->val.n + 1), f.base = dt_xalloc(sizeof(int64_t) * (size_t)(g->val.n + 1));
+  if (fp >= 0) f.kind[fp] = OF_PARAMETERS;
+  for (int k = 0; k < nstate; k++) f.kind[fs[k]] = OF_SHARES;
+  for (int b = 0; b < g->bucket.n; b++) {
+    const dt_bucket *k = &g->bucket.p[b];
+    const dt_value *x = &g->val.p[k->flat];
+    bool part = l->shards > 1 && dt_numel(&x->t) < k->end - k->begin;
+    f.kind[x->root] = OF_BUCKET;
+    f.base[x->root] = (part ? share_begin(l, k->number, f.mine) : k->begin) - x->offset;
   }
-  for (dt_nid i = 0; i < nn; i++) {
-    dt_node *n = &g->node.p[i];
-    if (n->phase != DT_UPD) continue;
-    if (n->op == DT_OP_sum_squares) {
-      int k = 0;
-      bool all = true;
-      for (int j = 0; j < n->nin; j++) all &= now[n->in[j]] >= 0;
-      if (all && n->nin >= g->bucket.n) {
-        for (int b = 0; b < g->bucket.n; b++) n->in[k++] = g->bucket.p[b].flat;
-        n->nin = (int16_t)k;
-        continue;
-      }
-    }
-    for (int k = 0; k < n->nin; k++)
-      if (n->in[k] < nv && now[n->in[k]] >= 0) n->in[k] = now[n->in[k]];
-  }
-  free(now);
-  free(reduced);
-  /* start of each flat root in layout coordinates, for the merge; -1: not a flat buffer */
-  int64_t *base = dt_xalloc(sizeof(int64_t) * (size_t)(g->val.n + 1));
-  for (int v = 0; v < g->val.n; v++) base[v] = -1;
-  if (fp >= 0) base[fp] = 0;
-  for (int k = 0; k < nstate; k++) base[fs[k]] = 0;
-  if (fg >= 0) base[fg] = 0;
-  for (int b = 0; b < g->bucket.n; b++)
-    if (g->val.p[g->bucket.p[b].flat].root != fg) base[g->val.p[g->bucket.p[b].flat].root] = g->bucket.p[b].begin;
-  merge_updates(g, order, base);
-  free(base);
+  merge_updates(g, order, nown, &f);
+  free(f.kind), free(f.base);
   free(order);
   DT_TRY(dt_graph_sort(g, e));
   for (dt_nid i = 0; i < g->node.n; i++)

@@ -11,12 +11,14 @@ static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
     fn(&p->val, ctx);
     fn(&p->grad, ctx);
     fn(&p->compute, ctx);
+    if (g->level >= DT_REDUCED) fn(&p->own, ctx);
     for (int k = 0; k < p->nstate; k++) fn(&p->state[k], ctx);
   }
   for (int i = 0; i < g->buf.n; i++) fn(&g->buf.p[i].val, ctx);
   for (int i = 0; i < g->input.n; i++) fn(&g->input.p[i].val, ctx);
   for (int i = 0; i < g->hyper.n; i++) fn(&g->hyper.p[i].val, ctx);
   for (int i = 0; i < g->bucket.n; i++) fn(&g->bucket.p[i].flat, ctx);
+  for (int i = 0; i < g->share.n; i++) fn(&g->share.p[i].val, ctx);
   for (int i = 0; i < g->output.n; i++) fn(&g->output.p[i], ctx);
   fn(&g->loss, ctx);
   fn(&g->count, ctx);
@@ -56,8 +58,6 @@ void dt_graph_compact(dt_graph *g) {
     if (n->serves >= 0) n->serves = node[n->serves];
   }
   each_ref(g, renumber, val);
-  for (int i = 0; i < g->bucket.n; i++)
-    if (g->bucket.p[i].ready >= 0) g->bucket.p[i].ready = node[g->bucket.p[i].ready];
   g->val.n = values;
   g->node.n = nodes;
   if (g->serves >= 0) g->serves = node[g->serves];

@@ -176,7 +176,7 @@ static void form_groups(fuser *f) {
       int gp = find(f, f->grp[p]);
       if (gp < 0 || gp == mine) continue;
       const dt_node *q = &g->node.p[f->group.p[gp].m.p[0]];
-      if (q->phase != n->phase || ((q->flags ^ n->flags) & DT_NODE_RECOMPUTED) || f->group.p[gp].f64 != f64 ||
+      if (q->phase != n->phase || q->flags != n->flags || f->group.p[gp].f64 != f64 ||
           !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
         continue;
       if (!fits(f, gp, mine, i) || closes_cycle(f, gp, mine, i)) continue;
@@ -347,6 +347,8 @@ static void lower_assigns(fuser *f) {
       for (dt_nid j = 0; j < g->node.n; j++)
         for (int k = 0; k < g->node.p[j].nin; k++)
           if (g->node.p[j].in[k] == n->out[0]) g->node.p[j].in[k] = src;
+      for (int b = 0; b < g->bucket.n; b++)
+        if (g->bucket.p[b].flat == n->out[0]) g->bucket.p[b].flat = src;
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);

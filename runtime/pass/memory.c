@@ -1,7 +1,7 @@
 /* memory: gives every value that owns memory its byte offset. What this pass says is what is allocated.
  *
  * Leaves, gradients, compute copies and outputs persist, each in its region. Everything else lives from its producer to its last user
- * and shares one pool: the best of several greedy packings (by size, by start, by size times duration; first fit at the lowest offset
+ * and shares a pool (one for what collectives touch, in memory that peers can read, one for the rest): the best of several greedy packings (by size, by start, by size times duration; first fit at the lowest offset
  * that is free over the whole lifetime, as in Pisarchyk and Lee 2020). An elementwise program may write over an operand that dies there;
  * a concatenation's parts are written in place when their producer can. Invariant: two values whose lifetimes meet never overlap unless
  * one is the other's in-place successor. */
@@ -111,6 +111,23 @@ static int64_t pack(life *l, int n, int *done) {
   return top;
 }
 
+/* The best of several orders: the pool's size, and the lives as they were placed. */
+static int64_t pack_best(life *l, int n, life **best) {
+  int *done = dt_xalloc(sizeof(int) * (size_t)(n + 1));
+  *best = dt_xalloc(sizeof(life) * (size_t)(n + 1));
+  int64_t pool = INT64_MAX;
+  int (*const orders[])(const void *, const void *) = {cmp_size, cmp_area, cmp_start};
+  for (int k = 0; k < 3; k++) {
+    if (n) qsort(l, (size_t)n, sizeof(life), orders[k]);
+    int64_t top = pack(l, n, done);
+    if (top >= pool) continue;
+    pool = top;
+    if (n) memcpy(*best, l, sizeof(life) * (size_t)n);
+  }
+  free(done);
+  return pool;
+}
+
 dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e) {
   int nv = g->val.n, nn = g->node.n;
   for (int r = 0; r < DT_NREG; r++) bytes[r] = 0;
@@ -147,6 +164,15 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   for (int i = 0; i < 4; i++)
     if (also[i] >= 0) keep[g->val.p[also[i]].root] = 1;
 
+  /* what a collective of the microbatches or the update touches lies where peers can reach it */
+  char *wire = dt_xalloc((size_t)nv + 1);
+  for (dt_nid i = 0; i < nn; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (!(dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_DEAD)) continue;
+    for (int k = 0; k < n->nin; k++) wire[g->val.p[n->in[k]].root] = 1;
+    for (int o = 0; o < n->nout; o++) wire[g->val.p[n->out[o]].root] = 1;
+  }
+
   /* in-place successors: an operand that dies where an output of the same layout is born */
   for (dt_nid i = 0; i < nn; i++) {
     const dt_node *n = &g->node.p[i];
@@ -170,6 +196,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
           if (j != k && g->val.p[n->in[j]].root == r) plain = false;
         if (!plain) continue;
         to[r] = to[v];
+        wire[r] |= wire[v];
         rehome(g, v, r, 0);
         break;
       }
@@ -177,6 +204,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   }
 
   DT_VEC(life) lives = {0};
+  DT_VEC(life) wires = {0}; /* the pool of what communicates */
   int64_t act_now = 0;
   for (int leaf = 1; leaf >= 0; leaf--) /* leaves first: plans of one model agree on where they are */
     for (int v = 0; v < nv; v++) {
@@ -184,6 +212,8 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
       if (x->root != v || (from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
       const dt_node *p = &g->node.p[x->node];
       int64_t size = up(dt_nbytes(&x->t));
+      bool crosses = to[v] > last_micro && from[v] <= last_micro; /* read by the update: at one place in all plans */
+      if (x->region == DT_REG_COMM && !crosses && !keep[v] && !persistent(g, v)) wire[v] = 1, x->region = 0;
       if (persistent(g, v) || keep[v] || x->region || p->phase == DT_PRE) {
         if (!x->region && p->op != DT_OP_param) /* DT_REG_PARAM is 0: parameters, and their 16-bit copies */
           x->region = p->phase == DT_PRE && !(dt_op(p->op)->flags & OP_LEAF) ? DT_REG_PARAM : DT_REG_PERSIST;
@@ -191,26 +221,25 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
         bytes[x->region] += size;
         continue;
       }
-      if (to[v] > last_micro && from[v] <= last_micro) {
-        x->region = DT_REG_PERSIST;
+      if (crosses) {
+        x->region = DT_REG_COMM;
         x->addr = bytes[x->region];
         bytes[x->region] += size;
         continue;
       }
-      dt_vec_push(&lives, ((life){v, from[v], to[v], size, 0}));
+      if (wire[v]) dt_vec_push(&wires, ((life){v, from[v], to[v], size, 0}));
+      else dt_vec_push(&lives, ((life){v, from[v], to[v], size, 0}));
     }
-  int *done = dt_xalloc(sizeof(int) * (size_t)(lives.n + 1));
-  life *best = dt_xalloc(sizeof(life) * (size_t)(lives.n + 1));
-  int64_t pool = INT64_MAX;
-  int (*const orders[])(const void *, const void *) = {cmp_size, cmp_area, cmp_start};
-  for (int k = 0; k < 3; k++) {
-    if (lives.n) qsort(lives.p, (size_t)lives.n, sizeof(life), orders[k]);
-    int64_t top = pack(lives.p, lives.n, done);
-    if (top < pool) {
-      pool = top;
-      if (lives.n) memcpy(best, lives.p, sizeof(life) * (size_t)lives.n);
-    }
+  life *best;
+  int64_t pool = pack_best(wires.p, wires.n, &best), base = bytes[DT_REG_COMM];
+  for (int i = 0; i < wires.n; i++) {
+    dt_value *x = &g->val.p[best[i].root];
+    x->region = DT_REG_COMM;
+    x->addr = base + best[i].at;
   }
+  bytes[DT_REG_COMM] += pool;
+  free(best);
+  pool = pack_best(lives.p, lives.n, &best);
   /* activations: the most that forward keeps for backward at one moment; the rest of the pool is temporary */
   int first_bwd = nn;
   for (dt_nid i = nn - 1; i >= 0; i--)
@@ -247,8 +276,9 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
     free(in);
   }
   bytes[DT_REG_TEMP] += *workspace;
-  free(done), free(best), free(from), free(to), free(keep);
+  free(best), free(from), free(to), free(keep), free(wire);
   dt_vec_free(&lives);
+  dt_vec_free(&wires);
   (void)e;
   return DT_OK;
 }

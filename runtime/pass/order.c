@@ -44,8 +44,8 @@ static uint64_t when(const dt_node *n) {
 
 /* Runs as soon as it can: communication, and what joins and converts its input. */
 static bool urgent(const dt_node *n) {
-  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_LAST_MICRO) || n->op == DT_OP_accum_grad ||
-         n->op == DT_OP_pack;
+  return (dt_op(n->op)->flags & OP_COMM) || (n->flags & (DT_NODE_LAST_MICRO | DT_NODE_WIRE)) ||
+         n->op == DT_OP_accum_grad || n->op == DT_OP_pack;
 }
 
 dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
@@ -146,6 +146,113 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   return st;
 }
 
+static int segment(const dt_node *n) { return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1; }
+
+/* A gather of something that the microbatch itself does not change. */
+static bool foreseen(const dt_graph *g, const dt_node *n) {
+  if (n->op != DT_OP_all_gather || segment(n) != 1) return false;
+  const dt_node *p = &g->node.p[g->val.p[n->in[0]].node];
+  return p->phase == DT_PRE || (dt_op(p->op)->flags & OP_LEAF);
+}
+
+/* Adds a microbatch's reduced gradients to what the step has so far. */
+static bool adds_up(const dt_graph *g, const dt_node *n) {
+  if (!(n->flags & DT_NODE_WIRE) || (dt_op(n->op)->flags & OP_COMM) || !n->nout) return false;
+  const dt_value *r = &g->val.p[g->val.p[n->out[0]].root];
+  return r->region == DT_REG_GRAD && dt_op(g->node.p[r->node].op)->flags & OP_LEAF;
+}
+
+/* Hands this rank's updated share of a bucket to all. */
+static bool publishes(const dt_graph *g, const dt_node *n) {
+  return n->op == DT_OP_all_gather && n->phase == DT_UPD && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_pack;
+}
+static int64_t first_of(const dt_graph *g, dt_nid i) { return g->node.p[g->val.p[g->node.p[i].in[0]].node].attr[0].i; }
+
+typedef struct place {
+  int64_t at;
+  dt_nid node;
+} place;
+static int earlier(const void *a, const void *b) {
+  const place *x = a, *y = b;
+  return x->at != y->at ? (x->at < y->at ? -1 : 1) : x->node - y->node;
+}
+
+/* Moves within the microbatch: a foreseen gather goes before the first use of the one before it, so that it travels while that one is
+ * used; an addition goes behind the next bucket's reduction, so that it does not wait for its own. */
+static void ahead_and_behind(dt_graph *g) {
+  int n = g->node.n;
+  int64_t unit = n + 1;
+  place *pos = dt_xalloc(sizeof(place) * (size_t)(n + 1));
+  int *use = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  for (int v = 0; v < g->val.n; v++) use[v] = n;
+  DT_VEC(dt_nid) gathers = {0};
+  dt_nid add = -1;
+  int begin = n;
+  for (dt_nid i = 0; i < n; i++) pos[i] = (place){(2 * i + 1) * unit, i};
+  for (dt_nid i = n - 1; i >= 0; i--) {
+    const dt_node *x = &g->node.p[i];
+    if (segment(x) == 1 && !(dt_op(x->op)->flags & OP_LEAF) && !foreseen(g, x)) begin = i;
+    bool view = dt_op(x->op)->flags & OP_VIEW; /* a view is used when its users run */
+    for (int k = 0; k < x->nin; k++) {
+      int at = i;
+      if (view)
+        for (int o = 0; o < x->nout; o++) at = o && use[x->out[o]] > at ? at : use[x->out[o]];
+      if (at < use[x->in[k]]) use[x->in[k]] = at;
+    }
+  }
+  for (dt_nid i = 0; i < n; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (foreseen(g, x)) { /* by first use */
+      dt_vec_push(&gathers, i);
+      for (int k = gathers.n - 1; k && use[g->node.p[gathers.p[k - 1]].out[0]] > use[x->out[0]]; k--)
+        gathers.p[k] = gathers.p[k - 1], gathers.p[k - 1] = i;
+    }
+    if (adds_up(g, x)) {
+      if (add >= 0) pos[add].at = pos[i].at + 1;
+      add = i;
+    }
+  }
+  if (add >= 0) {
+    int last = add;
+    for (dt_nid i = 0; i < n; i++)
+      if (segment(&g->node.p[i]) == 1) last = i;
+    pos[add].at = (2 * last + 2) * unit;
+  }
+  for (int k = 0; k < gathers.n; k++)
+    pos[gathers.p[k]].at = unit * 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
+  /* shares are published in the buckets' order, whatever of them this rank had to update */
+  DT_VEC(dt_nid) shares = {0};
+  for (dt_nid i = 0; i < n; i++) {
+    if (!publishes(g, &g->node.p[i])) continue;
+    dt_vec_push(&shares, i);
+    for (int k = shares.n - 1; k && first_of(g, shares.p[k - 1]) > first_of(g, i); k--)
+      shares.p[k] = shares.p[k - 1], shares.p[k - 1] = i;
+  }
+  for (int k = 1; k < shares.n; k++)
+    if (pos[shares.p[k]].at <= pos[shares.p[k - 1]].at) pos[shares.p[k]].at = pos[shares.p[k - 1]].at + 1;
+  if (add >= 0 || gathers.n || shares.n) {
+    dt_nid *to = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1));
+    dt_node *all = dt_xalloc(sizeof(dt_node) * (size_t)(n + 1));
+    /* views of what is gathered follow their gather */
+    for (dt_nid i = 0; i < n; i++) {
+      const dt_node *x = &g->node.p[i];
+      if (segment(x) == 1 && dt_op(x->op)->flags & OP_VIEW && pos[g->val.p[x->in[0]].node].at > pos[i].at)
+        pos[i].at = pos[g->val.p[x->in[0]].node].at;
+    }
+    qsort(pos, (size_t)n, sizeof *pos, earlier);
+    for (dt_nid i = 0; i < n; i++) to[pos[i].node] = i;
+    for (dt_nid i = 0; i < n; i++) all[to[i]] = g->node.p[i];
+    memcpy(g->node.p, all, sizeof(dt_node) * (size_t)n);
+    for (int v = 0; v < g->val.n; v++) g->val.p[v].node = to[g->val.p[v].node];
+    for (dt_nid i = 0; i < n; i++)
+      if (g->node.p[i].serves >= 0) g->node.p[i].serves = to[g->node.p[i].serves];
+    free(to), free(all);
+  }
+  dt_vec_free(&gathers);
+  dt_vec_free(&shares);
+  free(pos), free(use);
+}
+
 /* The microbatch's phases are one segment. */
 static bool same_segment(const dt_node *a, const dt_node *b) {
   uint64_t s = when(a), t = when(b);
@@ -186,6 +293,7 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
   (void)s;
   DT_TRY(dt_graph_sort(g, e));
   dt_graph_compact(g);
+  ahead_and_behind(g);
   for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *x = &g->node.p[i];
     x->order = i;

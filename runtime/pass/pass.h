@@ -1,7 +1,7 @@
 /* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
  * that dt_verify accepts. Rank is in the spec, never a global.
  *
- *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> fuse -> bucket -> order -> memory -> plan
+ *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> reduce -> fuse -> bucket -> order -> memory -> plan
  *
  * place comes first: it turns the traced graph, in whole shapes, into one rank's, and the collectives that it inserts have gradient
  * rules like any op, so that grad and everything after it sees local tensors only. */
@@ -18,23 +18,52 @@ typedef struct dt_spec {
   int comm_dtype;               /* dtype that gradients travel in; DT_F32 or precision */
   double clip_norm, clip_value; /* 0 = none */
   int64_t bucket_bytes, first_bucket_bytes;
+  bool by_registration;  /* buckets in the parameters' order, not in that of their gradients */
+  bool every_micro;      /* gradients are reduced after each microbatch, not once a step */
+  int zero;              /* ZeRO stage, 0 to 3, over the axis "data" */
+  int64_t resident;      /* zero = 3: parameters of fewer elements are kept whole */
+  const char *optimizer; /* its name, for messages */
+  /* The script's own way to reduce a bucket: `in`, a vector whose mean over the ranks of "data" is the gradient, becomes *out. */
+  dt_status (*hook)(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val *out, dt_err *e);
+  void *hook_ctx;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
 } dt_spec;
+
+/* How the parameters of a bucket are kept. */
+typedef enum dt_keep {
+  DT_KEEP_WHOLE, /* on every rank */
+  DT_KEEP_STEP,  /* each rank its part; a copy in 16 bits is gathered once a step */
+  DT_KEEP_USE    /* each rank its part; gathered around each use */
+} dt_keep;
+typedef struct dt_layout_bucket {
+  int64_t begin, end; /* elements of the flat layout; a rank's part is an equal share, in rank order */
+  int axes;           /* mesh axes (bits) over which its gradients are partial sums */
+  int keep;           /* dt_keep */
+  int64_t store;      /* element of the parameters' memory where what is kept begins */
+} dt_layout_bucket;
 
 /* Where each parameter lives in the flat buffers: made by the training plan, shared with evaluation and other microbatch sizes. */
 typedef struct dt_layout {
   int n;
   char **name; /* [n] parameters in flat order */
   dt_type *type;
-  int64_t *flat; /* element offset in the flat parameter buffer */
+  int64_t *flat; /* element offset in the flat layout */
   int64_t total; /* elements, padded */
   int dtype;     /* of all parameters: DT_F32 or DT_F64 */
+  int shards;    /* ranks that share the states (and more): the data axis under ZeRO, else 1 */
   int nbucket;
-  int64_t *bucket_end; /* [nbucket] element where each bucket ends; the rest has no gradient */
+  dt_layout_bucket *bucket; /* [nbucket]; what lies behind the last has no gradient and is kept whole */
+  int64_t stored;           /* elements of the parameters' memory */
 } dt_layout;
 
 void dt_layout_fini(dt_layout *l);
+/* Makes g's layout, or copies the one that s names, and tells each parameter its place: flat, bucket, full, own_begin, own_len. */
+dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
+int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l); /* which share is this rank's */
+/* Elements [begin, begin + len) of the tensor at `flat` of `numel` elements that share `part` of its bucket holds. */
+void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int64_t numel, int64_t *begin,
+                     int64_t *len);
 
 /* Whole shapes to local ones (reads rank and sequence of the spec); every param's `whole` and cut. */
 dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
@@ -47,7 +76,8 @@ dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);
 /* out: the layout that was made or followed (owned by the caller) */
-dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
+dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
+dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e);
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e);
 

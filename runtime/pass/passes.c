@@ -8,11 +8,10 @@ static const struct pass {
   const char *name;
   dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
 } passes[] = {
-    {"precision", dt_pass_precision},
-    {"recompute", dt_pass_recompute},
-    {"stage", dt_pass_stage},
-    {"fuse", dt_pass_fuse},
-    {"bucket", NULL},
+    /* reduce and bucket also see the layout */
+    {"precision", dt_pass_precision}, {"recompute", dt_pass_recompute},
+    {"stage", dt_pass_stage},         {"reduce", NULL},
+    {"fuse", dt_pass_fuse},           {"bucket", NULL},
     {"order", dt_pass_order},
 };
 
@@ -38,7 +37,9 @@ dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t by
   DT_TRY(dt_verify(g, e));
   for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
     dt_dump_pass(g, "before", passes[i].name);
-    DT_TRY(passes[i].run ? passes[i].run(g, s, e) : dt_pass_bucket(g, s, layout, e));
+    if (passes[i].run) DT_TRY(passes[i].run(g, s, e));
+    else if (!strcmp(passes[i].name, "reduce")) DT_TRY(dt_pass_reduce(g, s, layout, e));
+    else DT_TRY(dt_pass_bucket(g, s, layout, e));
     dt_dump_pass(g, "after", passes[i].name);
     DT_TRY(dt_verify(g, e));
   }

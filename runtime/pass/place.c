@@ -343,29 +343,23 @@ static dt_status cut_parameter(placer *p, dt_param *q) {
   char where[300] = "";
   if (q->file) snprintf(where, sizeof where, "%s:%d", q->file, q->line);
   for (int i = 0; i < p->naxes; i++) {
-    int a = p->axis[i], n = ranks(p, a), c = coord(p, a);
+    int a = p->axis[i], n = ranks(p, a);
     const dt_place *w = &v->place[a];
     if (w->kind != DT_S) continue;
     if (q->cut_dim >= 0)
       return dt_fail(p->e, DT_EUSER, where, "parameter %s is cut over two axes, \"%s\" and \"%s\"; cut it over one",
                      q->name, g->mesh.name[q->cut_axis], g->mesh.name[a]);
-    int64_t at = 0, from = 0, rows = q->whole.dim[w->dim];
-    dt_segs one = {.n = 1, .size = {rows}};
-    const dt_segs *s = w->segs ? &g->segs.p[w->segs - 1] : &one;
+    dt_segs one = {.n = 1, .size = {q->whole.dim[w->dim]}};
+    q->segs = w->segs ? g->segs.p[w->segs - 1] : one;
     q->cut_dim = w->dim, q->cut_axis = a;
-    for (int k = 0; k < s->n; k++) {
-      int64_t len = part_of(s->size[k], n), begin = len * c, end = begin + len;
-      if (s->size[k] % n && (w->segs || !q->padded))
+    for (int k = 0; k < q->segs.n; k++)
+      if (q->segs.size[k] % n && (w->segs || !q->padded))
         return dt_fail(p->e, DT_EUSER, where,
                        "parameter %s: dim %d has %lld%s, which do not divide among the %d ranks of axis \"%s\"; %lld "
                        "or %lld would",
-                       q->name, w->dim, (long long)s->size[k], w->segs ? " rows in a segment" : "", n, g->mesh.name[a],
-                       (long long)(s->size[k] / n * n), (long long)((s->size[k] / n + 1) * n));
-      if (begin > s->size[k]) begin = s->size[k];
-      if (end > s->size[k]) end = s->size[k];
-      q->cut[q->ncut++] = (struct dt_cut){at, from + begin, end - begin};
-      at += len, from += s->size[k];
-    }
+                       q->name, w->dim, (long long)q->segs.size[k], w->segs ? " rows in a segment" : "", n,
+                       g->mesh.name[a], (long long)(q->segs.size[k] / n * n),
+                       (long long)((q->segs.size[k] / n + 1) * n));
   }
   v->t = local_type(p, &q->whole, v->place);
   dt_view_derive(g, v->node);

@@ -16,58 +16,72 @@ static void address(const dt_graph *g, dt_val v, dt_view *w, dt_addr *a) {
   a->off = r->addr + x->offset * (int64_t)dt_dtype_size(r->t.dtype);
 }
 
-static bool touches(const dt_graph *g, const dt_node *n, dt_val root) {
-  for (int k = 0; k < n->nin; k++)
-    if (g->val.p[n->in[k]].root == root) return true;
-  for (int o = 0; o < n->nout; o++)
-    if (g->val.p[n->out[o]].root == root) return true;
-  return false;
+/* A communication that may still run: what it writes and reads. */
+typedef struct flight {
+  int ticket; /* 0: over */
+  uint8_t flags, region;
+  int64_t out[2], in[2]; /* bytes begin, end; the input's region is that of the output or in_region */
+  uint8_t in_region;
+} flight;
+
+static uint8_t area(uint8_t region) { return region == DT_REG_TEMP ? DT_REG_ACT : region; }
+
+static void extent(const dt_view *v, const dt_addr *a, int64_t range[2]) {
+  int64_t last = 0;
+  for (int d = 0; d < v->t.nd; d++) last += (v->t.dim[d] - 1) * v->stride[d];
+  range[0] = a->off;
+  range[1] = dt_numel(&v->t) ? a->off + (last + 1) * (int64_t)dt_dtype_size(v->t.dtype) : a->off;
 }
 
-static bool overlaps(const dt_graph *g, const dt_node *n, dt_val flying) {
-  const dt_value *f = &g->val.p[flying];
-  if (!touches(g, n, f->root)) return false;
-  int64_t fb = f->offset, fe = fb + dt_numel(&f->t);
-  for (int k = 0; k < n->nin + n->nout; k++) {
-    const dt_value *x = &g->val.p[k < n->nin ? n->in[k] : n->out[k - n->nin]];
-    if (x->root != f->root) continue;
-    int64_t b = x->offset, e = b + 1;
-    for (int d = 0; d < x->t.nd; d++) e += (x->t.dim[d] - 1) * x->stride[d];
-    if (b < fe && fb < e) return true;
+static bool meets(const int64_t a[2], const int64_t b[2]) { return a[0] < b[1] && b[0] < a[1]; }
+
+/* Must x wait for f? Whoever touches what f writes, or writes what f reads. */
+static bool disturbs(const dt_instr *x, const flight *f) {
+  for (int k = 0; k < x->nin + x->nout; k++) {
+    int64_t r[2];
+    uint8_t where = area(x->addr[k].region);
+    extent(&x->view[k], &x->addr[k], r);
+    if (where == f->region && meets(r, f->out)) return true;
+    if (k >= x->nin && where == f->in_region && meets(r, f->in)) return true;
   }
   return false;
 }
 
+static dt_instr wait_for(const flight *f, const dt_node *n, dt_nid i) {
+  return (dt_instr){.kind = DT_I_WAIT,
+                    .phase = n->phase,
+                    .flags = f->flags & DT_NODE_LAST_MICRO,
+                    .node = i,
+                    .ticket = f->ticket,
+                    .file = n->file,
+                    .line = n->line};
+}
+
 static void lower(dt_plan *p) {
   dt_graph *g = p->g;
-  int ticket = 0;
-  DT_VEC(dt_val) flying = {0};
-  DT_VEC(int) tickets = {0};
+  int ticket = 0, data = dt_mesh_axis(&g->mesh, "data"), now = 0;
+  DT_VEC(flight) flying = {0};
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     const dt_op_info *op = dt_op(n->op);
+    bool clear = n->op == DT_OP_pack && n->phase == DT_BWD && n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO);
     if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
-        n->op == DT_OP_pack)
+        (n->op == DT_OP_pack && !clear))
       continue;
     dt_segment *seg = &p->seg[segment_of(n)];
-    for (int f = 0; f < flying.n; f++) {
-      if (flying.p[f] < 0 || !overlaps(g, n, flying.p[f])) continue;
-      dt_instr w = {.kind = DT_I_WAIT,
-                    .phase = n->phase,
-                    .flags = n->flags & DT_NODE_LAST_MICRO,
-                    .node = i,
-                    .ticket = tickets.p[f],
-                    .file = n->file,
-                    .line = n->line};
-      dt_vec_push(&seg->ins, w);
-      flying.p[f] = -1;
-    }
-    dt_instr x = {.kind = DT_I_KERNEL,
+    if (segment_of(n) == 2 && now != 2) /* what every microbatch starts, every microbatch ends */
+      for (int f = 0; f < flying.n; f++)
+        if (flying.p[f].ticket && !(flying.p[f].flags & DT_NODE_LAST_MICRO)) {
+          dt_vec_push(&p->seg[1].ins, wait_for(&flying.p[f], n, i));
+          flying.p[f].ticket = 0;
+        }
+    now = segment_of(n);
+    dt_instr x = {.kind = clear ? DT_I_CLEAR : DT_I_KERNEL,
                   .phase = n->phase,
                   .flags = n->flags,
                   .op = n->op,
                   .node = i,
-                  .nin = n->nin,
+                  .nin = clear ? 0 : n->nin,
                   .nout = n->nout,
                   .vm = n->vm,
                   .acc = n->acc,
@@ -76,27 +90,41 @@ static void lower(dt_plan *p) {
                   .line = n->line,
                   .reason = n->reason};
     memcpy(x.attr, n->attr, sizeof x.attr);
-    x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(n->nin + n->nout + 1));
-    x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(n->nin + n->nout + 1));
-    for (int k = 0; k < n->nin; k++) address(g, n->in[k], &x.view[k], &x.addr[k]);
-    for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[n->nin + o], &x.addr[n->nin + o]);
+    x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
+    x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));
+    for (int k = 0; k < x.nin; k++) address(g, n->in[k], &x.view[k], &x.addr[k]);
+    for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[x.nin + o], &x.addr[x.nin + o]);
+    bool queued = op->flags & OP_COMM && !(n->flags & DT_NODE_INLINE); /* after all that is queued already */
+    for (int f = 0; f < flying.n && !queued; f++) {
+      if (!flying.p[f].ticket || (!(op->flags & OP_COMM) && !disturbs(&x, &flying.p[f]))) continue;
+      if (!(op->flags & OP_COMM)) dt_vec_push(&seg->ins, wait_for(&flying.p[f], n, i)); /* else all is waited for */
+      flying.p[f].ticket = 0;
+    }
     if (op->flags & OP_COMM) {
       x.kind = DT_I_COMM;
       x.group = dt_node_group(n);
       x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
       x.count = dt_numel(&g->val.p[n->in[0]].t);
-      if (!(n->flags & DT_NODE_INLINE)) {
+      if (now == 1 && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 && x.group.axes >> data & 1) p->lockstep = true;
+      if (queued) {
         x.ticket = ++ticket;
-        dt_vec_push(&flying, n->out[0]);
-        dt_vec_push(&tickets, ticket);
+        flight f = {ticket, n->flags, area(x.addr[x.nin].region), {0}, {0}, area(x.addr[0].region)};
+        extent(&x.view[x.nin], &x.addr[x.nin], f.out);
+        extent(&x.view[0], &x.addr[0], f.in);
+        dt_vec_push(&flying, f);
       }
     } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) {
       p->flops_micro += dt_node_cost(g, i).flops;
     }
     dt_vec_push(&seg->ins, x);
   }
+  for (int f = 0; f < flying.n; f++) /* the step ends with nothing in flight */
+    if (flying.p[f].ticket && g->node.n) {
+      const dt_node *n = &g->node.p[g->node.n - 1];
+      bool once = flying.p[f].flags & DT_NODE_LAST_MICRO || now == 2;
+      dt_vec_push(&p->seg[once ? 2 : now].ins, wait_for(&flying.p[f], n, g->node.n - 1));
+    }
   dt_vec_free(&flying);
-  dt_vec_free(&tickets);
 }
 
 static void group_text(const dt_graph *g, dt_group group, dt_str *out) {
@@ -107,19 +135,22 @@ static void group_text(const dt_graph *g, dt_group group, dt_str *out) {
   if (group.stages) dt_str_add(out, " of stages %#llx", (unsigned long long)group.stages);
 }
 
-static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
+static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   char t[96];
+  if (x->flags & DT_NODE_OWN) return; /* works on the rank's own share */
   if (x->kind == DT_I_WAIT) {
-    dt_str_add(out, "wait %d\n", x->ticket);
+    if (p->layout.shards == 1) dt_str_add(out, "wait %d\n", x->ticket);
     return;
   }
   dt_str_add(out, "%s", dt_op(x->op)->name);
-  for (int k = 0; k < x->nin + x->nout; k++)
-    dt_str_add(out, "%s%s@%d+%lld", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t),
-               x->addr[k].region, (long long)x->addr[k].off);
+  for (int k = 0; k < x->nin + x->nout; k++) {
+    dt_str_add(out, "%s%s@%d", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t), x->addr[k].region);
+    /* a share lies elsewhere on each rank, and what fits beside it in a pool may, too */
+    if (p->layout.shards == 1) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
+  }
   if (x->kind == DT_I_COMM) {
     dt_str_add(out, " over");
-    group_text(g, x->group, out);
+    group_text(p->g, x->group, out);
     if (x->ticket) dt_str_add(out, " ticket %d", x->ticket);
   }
   if (x->vm)
@@ -146,7 +177,7 @@ void dt_plan_text(const dt_plan *p, dt_str *out) {
   static const char *const name[3] = {"once a step, before", "each microbatch", "once a step, after"};
   for (int s = 0; s < 3; s++) {
     dt_str_add(out, "-- %s\n", name[s]);
-    for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p->g, &p->seg[s].ins.p[i], out);
+    for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p, &p->seg[s].ins.p[i], out);
   }
 }
 
@@ -155,14 +186,19 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
       if (x->kind != DT_I_COMM) continue;
-      static const char *const red[] = {"sum", "max", "min", "mean"};
+      static const char *const red[] = {" sum", " max", " min", " mean"};
+      bool reduces = x->op == DT_OP_all_reduce || x->op == DT_OP_reduce_scatter;
       const dt_type *t = &x->view[0].t;
       dt_str_add(out, "%s", dt_op(x->op)->name);
       group_text(p->g, x->group, out);
-      dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
-                 x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch",
+      dt_str_add(out, " %s%s %lld bytes, %s%s%s%s\n", dt_dtype_name(t->dtype), reduces ? red[x->red] : "",
+                 (long long)dt_nbytes(t),
+                 s == 0                          ? "once a step, before"
+                 : s == 2                        ? "once a step, after"
+                 : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
+                                                 : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
-                 x->reason ? x->reason : "", "");
+                 x->reason ? x->reason : "");
     }
 }
 

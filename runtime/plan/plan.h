@@ -7,7 +7,12 @@
 #define DT_PLAN_H
 #include "../pass/pass.h"
 
-typedef enum { DT_I_KERNEL, DT_I_COMM, DT_I_WAIT } dt_ikind;
+typedef enum {
+  DT_I_KERNEL,
+  DT_I_COMM,
+  DT_I_WAIT,
+  DT_I_CLEAR /* where a rank has no samples: its gradients are zero */
+} dt_ikind;
 typedef struct dt_addr {
   uint8_t region;
   int64_t off;
@@ -45,6 +50,7 @@ typedef struct dt_plan {
   dt_layout layout;
   int64_t rows;       /* samples in a microbatch */
   double flops_micro; /* matrix flops of one microbatch */
+  bool lockstep;      /* ranks of the axis "data" meet in each microbatch: all run as many */
   uint64_t hash;      /* of the canonical text */
 } dt_plan;
 

@@ -1,1 +1,25 @@
-return { name = "zero", options = {} }
+-- ZeRO (Rajbhandari et al. 2020) on the axis "data": what every replica would hold alike is cut into shares. 1: optimizer
+-- states (and, in 16 bits, the f32 parameters); 2: gradients too, reduced after each microbatch; 3: parameters too,
+-- gathered around each use, one bucket ahead. Each rank owns an equal share of every bucket.
+local util = require "dtrain.util"
+
+local Z = { name = "zero", options = { { "zero", "integer", 0 }, { "resident", "integer" } } }
+
+--- parallel = { zero = 0 .. 3, resident = 1e5 }: with 3, parameters of fewer elements than `resident` stay whole.
+function Z.check(p)
+  if p.zero < 0 or p.zero > 3 then
+    util.fail("dt.job: parallel: zero is 0 (off), 1, 2 or 3, got %d", p.zero)
+  end
+  if p.resident and p.zero ~= 3 then
+    util.fail("dt.job: parallel: resident belongs to zero = 3, but zero is %d; leave it out", p.zero)
+  end
+  if p.resident and p.resident < 0 then
+    util.fail("dt.job: parallel: resident is a number of elements, got %d; 0 keeps nothing whole", p.resident)
+  end
+end
+
+function Z.compile(o, p)
+  o.zero, o.resident = p.zero, p.resident or 100000
+end
+
+return Z

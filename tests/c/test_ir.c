@@ -402,6 +402,7 @@ static dt_val param(dt_graph *g, const char *type, const char *name, bool traina
                 .val = leaf(g, type, DT_OP_param, name),
                 .grad = -1,
                 .trainable = trainable,
+                .counted = true,
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,

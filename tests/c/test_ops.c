@@ -158,7 +158,14 @@ static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
     bool p = wants_gradient(c, i);
     b->in[i] = dt_leaf(g, p ? DT_OP_param : DT_OP_buffer, &c->in[i], NULL);
     if (!p) continue;
-    dt_param q = {.name = "x", .val = b->in[i], .grad = -1, .trainable = true, .flat = -1, .bucket = -1, .compute = -1};
+    dt_param q = {.name = "x",
+                  .val = b->in[i],
+                  .grad = -1,
+                  .trainable = true,
+                  .counted = true,
+                  .flat = -1,
+                  .bucket = -1,
+                  .compute = -1};
     dt_vec_push(&g->param, q);
     dt_val s = weighted_sum(b, b->in[i]);
     loss = loss < 0 ? s : dt_b2(g, DT_OP_add, loss, s);

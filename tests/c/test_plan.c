@@ -33,6 +33,7 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
                   .val = p[i],
                   .grad = -1,
                   .trainable = true,
+                  .counted = true,
                   .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5},
                   .compute = -1,
                   .flat = -1};

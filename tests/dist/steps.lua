@@ -8,7 +8,7 @@ local engines = require "dtrain.engine"
 local util = require "dtrain.util"
 
 local args = dt.args { script = "examples/linear.lua", global = 8, micro = 0, samples = 0, save = "", optimizer = "",
-  precision_of_job = "" }
+  precision_of_job = "", zero = 0, resident = 0, bucket = 0.0, clip = 0.0, plans = "" }
 
 local losses, last = {}, nil
 local function save()
@@ -27,6 +27,12 @@ dt.job = function(given)
   o.eval, o.epochs, o.steps, o.after = nil, nil, 5, save
   if args.optimizer == "sgd" then o.optimizer = dt.optim.SGD { lr = 0.1, momentum = 0.9 } end
   if args.precision_of_job ~= "" then o.precision = args.precision_of_job end
+  if args.clip > 0 then o.clip = args.clip end
+  if args.zero > 0 or args.bucket > 0 then
+    local bucket = args.bucket > 0 and args.bucket or nil
+    o.parallel = { zero = args.zero, resident = args.zero == 3 and args.resident or nil,
+      gradient = { bucket_mb = bucket, first_bucket_mb = bucket } }
+  end
   return new_job(o)
 end
 engines.new = function(job)

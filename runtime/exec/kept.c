@@ -1,0 +1,198 @@
+/* Tensors that persist in an executor, by name: parameters, buffers, optimizer states. Under ZeRO a rank may keep a part of one only:
+ * reading it then goes through the ranks of the axis "data", each telling its part.
+ *
+ * Invariant: a part is the same elements for a parameter and its states; which rank keeps which follows from the layout alone. Called by
+ * the bindings between steps, never inside one. */
+#include <stdlib.h>
+
+#include "exec.h"
+
+static void add(dt_exec *x, const char *name, dt_kept k) {
+  x->names = dt_xrealloc(x->names, sizeof *x->names * (size_t)(x->nnames + 1));
+  x->kept = dt_xrealloc(x->kept, sizeof *x->kept * (size_t)(x->nnames + 1));
+  x->names[x->nnames] = name;
+  x->kept[x->nnames++] = k;
+}
+
+void dt_exec_list(dt_exec *x) {
+  dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    dt_view v = dt_exec_view(x, 0, p->val);
+    add(x, p->name,
+        (dt_kept){.t = p->whole,
+                  .local = p->full,
+                  .v = v,
+                  .part = p->val == p->own,
+                  .begin = p->own_begin,
+                  .len = p->own_len,
+                  .param = i,
+                  .cut = p->cut_dim >= 0});
+  }
+  for (int i = 0; i < g->buf.n; i++) {
+    dt_view v = dt_exec_view(x, 0, g->buf.p[i].val);
+    if (g->buf.p[i].own) {
+      dt_type t = v.t; /* one row for each rank */
+      memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
+      t.dim[0] = dt_mesh_size(&g->mesh, "data");
+      int at = dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
+      int64_t n = dt_numel(&v.t);
+      add(x, dt_arena_printf(&g->mem, "state:%s", g->buf.p[i].name),
+          (dt_kept){.t = t, .local = t, .v = v, .part = t.dim[0] > 1, .begin = at * n, .len = n, .param = -1});
+      continue;
+    }
+    add(x, dt_arena_printf(&g->mem, "buffer:%s", g->buf.p[i].name), (dt_kept){.t = v.t, .local = v.t, .v = v});
+  }
+  for (int i = 0; i < g->param.n; i++)
+    for (int s = 0; s < g->param.p[i].nstate; s++) {
+      const dt_param *p = &g->param.p[i];
+      dt_type t = p->whole, local = p->full;
+      t.dtype = local.dtype = g->val.p[p->state[s]].t.dtype;
+      add(x, dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state_name[s]),
+          (dt_kept){.t = t,
+                    .local = local,
+                    .v = dt_exec_view(x, 0, p->state[s]),
+                    .part = p->own >= 0,
+                    .begin = p->own_begin,
+                    .len = p->own_len,
+                    .param = i,
+                    .cut = p->cut_dim >= 0});
+    }
+}
+
+/* ---- gradients of the last step: numbers behind those of the list ---- */
+int dt_exec_gradient(const dt_exec *x, const char *param) {
+  const dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++)
+    if (!strcmp(g->param.p[i].name, param)) return g->param.p[i].grad < 0 ? -1 : x->nnames + i;
+  return -1;
+}
+
+/* What a number stands for. A gradient is copied out, scaled, into *copy (the caller's to free). */
+static dt_kept kept_at(dt_exec *x, int number, float **copy) {
+  *copy = NULL;
+  if (number < x->nnames) return x->kept[number];
+  const dt_graph *g = x->b[0].plan->g;
+  const dt_param *p = &g->param.p[number - x->nnames];
+  dt_kept k = {.t = p->whole,
+               .local = p->full,
+               .part = p->own >= 0,
+               .begin = p->own_begin,
+               .len = p->own_len,
+               .param = number - x->nnames,
+               .cut = p->cut_dim >= 0};
+  k.t.dtype = k.local.dtype = DT_F32;
+  for (int b = 0; b < g->bucket.n; b++) {
+    if (g->bucket.p[b].number != p->bucket) continue;
+    dt_view from = dt_exec_view(x, 0, g->bucket.p[b].flat);
+    int64_t n = k.part ? k.len : dt_numel(&k.local), at = p->flat - g->bucket.p[b].begin;
+    if (k.part)
+      at += p->own_begin -
+            dt_numel(&from.t) * dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
+    *copy = dt_xalloc(sizeof(float) * (size_t)(n + 1));
+    for (int64_t i = 0; i < n; i++) (*copy)[i] = (float)(dt_get(from.p, from.t.dtype, at + i) * x->inv_count);
+    k.v = dt_view_make(*copy, &(dt_type){.dtype = DT_F32, .nd = 1, .dim = {n}});
+  }
+  return k;
+}
+
+dt_type dt_exec_type(const dt_exec *x, int number) {
+  if (number < x->nnames) return x->kept[number].t;
+  dt_type t = x->b[0].plan->g->param.p[number - x->nnames].whole;
+  t.dtype = DT_F32;
+  return t;
+}
+bool dt_exec_parted(const dt_exec *x, int number) { return x->kept[number].part || x->kept[number].cut; }
+
+static dt_status along(dt_exec *x, int axis, dt_comm **c, dt_err *e) {
+  return dt_ctx_comm(x->ctx, &x->b[0].plan->g->mesh, (dt_group){.axes = 1 << axis}, c, e);
+}
+
+/* The rank's local tensor, from the shares of the axis "data". */
+static dt_status read_local(dt_exec *x, const dt_kept *k, char *out, dt_err *e) {
+  const dt_plan *plan = x->b[0].plan;
+  int64_t size = (int64_t)dt_dtype_size(k->t.dtype);
+  if (!k->part) {
+    if (dt_nbytes(&k->local)) memcpy(out, k->v.p, (size_t)dt_nbytes(&k->local));
+    return DT_OK;
+  }
+  const dt_param *p = k->param < 0 ? NULL : &plan->g->param.p[k->param];
+  dt_comm *c;
+  DT_TRY(along(x, dt_mesh_axis(&plan->g->mesh, "data"), &c, e));
+  if (k->len) memcpy(out + k->begin * size, k->v.p, (size_t)(k->len * size));
+  for (int r = 0; r < c->size; r++) {
+    int64_t begin = r * k->len, len = k->len;
+    if (p) dt_layout_share(&plan->layout, p->bucket, r, p->flat, dt_numel(&k->local), &begin, &len);
+    if (len) DT_TRY(c->vt->broadcast(c, out + begin * size, len * size, r, e));
+  }
+  return DT_OK;
+}
+
+/* Copies between the whole tensor and the local one of the rank at this coordinate. */
+static void copy_cuts(dt_exec *x, const dt_kept *k, int coord, char *whole, char *local, bool to_whole) {
+  const dt_graph *g = x->b[0].plan->g;
+  const dt_param *p = &g->param.p[k->param];
+  struct dt_cut cut[8];
+  int64_t pre, post, size = (int64_t)dt_dtype_size(k->t.dtype);
+  int n = dt_param_cuts(p, g->mesh.size[p->cut_axis], coord, cut, &pre, &post);
+  for (int64_t o = 0; o < pre; o++)
+    for (int i = 0; i < n; i++) {
+      char *w = whole + (o * k->t.dim[p->cut_dim] + cut[i].global) * post * size;
+      char *l = local + (o * k->local.dim[p->cut_dim] + cut[i].local) * post * size;
+      memcpy(to_whole ? w : l, to_whole ? l : w, (size_t)(cut[i].len * post * size));
+    }
+}
+
+dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e) {
+  float *copy;
+  dt_kept k = kept_at(x, number, &copy);
+  dt_status st;
+  if (!k.cut) {
+    st = read_local(x, &k, out, e);
+    free(copy);
+    return st;
+  }
+  const dt_graph *g = x->b[0].plan->g;
+  const dt_param *p = &g->param.p[k.param];
+  char *local = dt_xalloc((size_t)dt_nbytes(&k.local) + 1), *peer = dt_xalloc((size_t)dt_nbytes(&k.local) + 1);
+  dt_comm *c = NULL;
+  st = read_local(x, &k, local, e);
+  if (!st) st = along(x, p->cut_axis, &c, e);
+  for (int r = 0; !st && r < c->size; r++) {
+    if (r == c->rank) memcpy(peer, local, (size_t)dt_nbytes(&k.local));
+    st = c->vt->broadcast(c, peer, dt_nbytes(&k.local), r, e);
+    copy_cuts(x, &k, r, out, peer, true);
+  }
+  free(local), free(peer), free(copy);
+  return st;
+}
+
+void dt_exec_write(dt_exec *x, int number, const void *in) {
+  const dt_kept *k = &x->kept[number];
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  char *local = NULL;
+  if (k->cut) {
+    local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1); /* padding: zeros */
+    copy_cuts(x, k, dt_mesh_coord(m, x->ctx->comm->rank, x->b[0].plan->g->param.p[k->param].cut_axis), (char *)in,
+              local, false);
+    in = local;
+  }
+  int64_t begin = k->part ? k->begin * (int64_t)dt_dtype_size(k->t.dtype) : 0;
+  if (dt_nbytes(&k->v.t)) memcpy(k->v.p, (const char *)in + begin, (size_t)dt_nbytes(&k->v.t));
+  free(local);
+}
+
+dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e) {
+  const dt_kept *k = &x->kept[number];
+  const dt_init *in = &x->b[0].plan->g->param.p[k->param].init;
+  if (in->kind != DT_INIT_GIVEN) return DT_OK; /* made from the seed */
+  dt_comm *c;
+  DT_TRY(along(x, dt_mesh_axis(&x->b[0].plan->g->mesh, "data"), &c, e));
+  int64_t n = dt_numel(&k->t);
+  char *whole = dt_xalloc((size_t)dt_nbytes(&k->t) + 1);
+  for (int64_t i = 0; i < n; i++) dt_put(whole, k->t.dtype, i, dt_get(in->data, in->dtype, i));
+  dt_status st = c->vt->broadcast(c, whole, dt_nbytes(&k->t), 0, e);
+  if (!st) dt_exec_write(x, number, whole);
+  free(whole);
+  return st;
+}

@@ -1,0 +1,180 @@
+/* The optimizer on shares. Traced on a parameter's shape, its nodes become nodes on a vector: this rank's elements of the parameter.
+ *
+ * Elementwise nodes and assignments simply change type. A sum, mean or norm over the whole parameter (LAMB) becomes a sum over the share;
+ * all such sums travel together, in one collective. Anything else needs the whole parameter and is refused. Called by reduce.c. */
+#include "reduce.h"
+
+typedef struct total { /* a full reduction, to be completed over the ranks */
+  dt_nid node;
+  dt_val part; /* [1] */
+  int axes;
+} total;
+
+typedef struct shard {
+  work *w;
+  int *of;     /* [nv] the parameter whose share a value is, -1: of none */
+  dt_val *now; /* [nv] its stand-in */
+  char *late;  /* [nv] depends on a full reduction */
+  DT_VEC(total) totals;
+} shard;
+
+static dt_status refuse(const shard *h, const dt_node *n, int param, dt_err *e) {
+  char where[300] = "";
+  const char *name = h->w->s->optimizer;
+  if (n->file) snprintf(where, sizeof where, "%s:%d", n->file, n->line);
+  return dt_fail(
+      e, DT_EUSER, where,
+      "the optimizer%s%s uses %s on the parameter %s as a whole, but under ZeRO a rank updates only its share "
+      "of it; set zero = 0, or keep to elementwise operations and to sum, mean and norm over all elements",
+      name ? " " : "", name ? name : "", dt_op(n->op)->name, h->w->g->param.p[param].name);
+}
+
+/* A value without elements of its own, in the share's size: constants, and scalars spread to the parameter's shape. */
+static dt_val small_like(shard *h, dt_val v, int64_t len) {
+  dt_graph *g = h->w->g;
+  const dt_node n = *dt_node_of(g, v);
+  if (n.op == DT_OP_full) return dt_full(g, n.attr[0].f, dt_type_of(g, v)->dtype, 1, &len);
+  if (n.op == DT_OP_broadcast_to && dt_numel(dt_type_of(g, n.in[0])) == 1) {
+    dt_attr a[DT_MAX_ATTR] = {{.i = 1}, {.i = len}};
+    dt_val s = dt_reshape(g, n.in[0], 0, NULL);
+    return dt_bn(g, DT_OP_broadcast_to, &s, 1, a);
+  }
+  return -1;
+}
+
+static bool same_shape(const dt_type *a, const dt_type *b) {
+  return a->nd == b->nd && !memcmp(a->dim, b->dim, sizeof(int64_t) * a->nd);
+}
+
+static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
+  dt_graph *g = h->w->g;
+  const dt_type full = g->param.p[param].full;
+  int64_t len = g->param.p[param].own_len;
+  const dt_node n = g->node.p[i];
+  const dt_type out = *dt_type_of(g, n.out[0]);
+  bool whole = g->param.p[param].own >= 0;
+  g->file = n.file, g->line = n.line, g->phase = DT_UPD, g->serves = -1;
+  dt_nid from = g->node.n;
+  int axes = whole ? 1 << h->w->data : 0;
+  for (int a = 0; a < g->mesh.naxes; a++)
+    if (g->val.p[h->w->whole[param]].place[a].kind == DT_S) axes |= 1 << a;
+  if (axes && !out.nd && (n.op == DT_OP_norm || n.op == DT_OP_sum || n.op == DT_OP_mean)) {
+    if (h->late[n.in[0]])
+      return dt_fail(e, DT_EUSER, NULL,
+                     "the optimizer takes a %s of parameter %s that depends on another full reduction; set zero = 0",
+                     dt_op(n.op)->name, g->param.p[param].name);
+    dt_val x = h->now[n.in[0]], p;
+    int64_t one = 1;
+    p = n.op == DT_OP_norm ? dt_bn(g, DT_OP_sum_squares, &x, 1, (dt_attr[DT_MAX_ATTR]){{0}})
+                           : dt_reduce(g, DT_OP_sum, x, 0, NULL, false);
+    p = dt_reshape(g, dt_cast(g, p, DT_F32), 1, &one);
+    dt_reduce_flags(g, from, DT_NODE_OWN);
+    dt_vec_push(&h->totals, ((total){i, p, axes}));
+    h->late[n.out[0]] = 1;
+    return DT_OK;
+  }
+  if (!whole) { /* only the gradient changes */
+    for (int k = 0; k < n.nin; k++)
+      if (n.in[k] < h->w->nv && h->of[n.in[k]] == param) g->node.p[i].in[k] = h->now[n.in[k]];
+    for (int o = 0; o < n.nout; o++) h->of[n.out[o]] = param, h->now[n.out[o]] = n.out[o];
+    return DT_OK;
+  }
+  if (!(dt_op(n.op)->flags & OP_ELEMENTWISE) && n.op != DT_OP_assign && n.op != DT_OP_stop_gradient)
+    return refuse(h, &n, param, e);
+  if (!same_shape(&out, &full)) return refuse(h, &n, param, e);
+  for (int k = 0; k < n.nin; k++) {
+    dt_val v = n.in[k], s = v;
+    if (v < h->w->nv && h->of[v] >= 0) {
+      if (h->of[v] != param) return refuse(h, &n, param, e);
+      s = h->now[v];
+    } else if (dt_type_of(g, v)->nd) {
+      s = small_like(h, v, len);
+      if (s < 0 && dt_numel(dt_type_of(g, v)) == 1) s = dt_reshape(g, v, 0, NULL);
+      if (s < 0) return refuse(h, &n, param, e);
+    }
+    g->node.p[i].in[k] = s;
+  }
+  dt_value *x = &g->val.p[n.out[0]];
+  x->t = dt_type_make(out.dtype, 1, &len);
+  x->stride[0] = 1;
+  h->of[n.out[0]] = param, h->now[n.out[0]] = n.out[0];
+  g->node.p[i].flags |= DT_NODE_OWN;
+  dt_view_derive(g, i);
+  dt_reduce_flags(g, from, DT_NODE_OWN);
+  return DT_OK;
+}
+
+/* The sums of one set of axes, in one collective; then each reduction's own end. */
+static void finish(shard *h) {
+  dt_graph *g = h->w->g;
+  g->phase = DT_UPD;
+  for (int a = 0; a < h->totals.n; a++) {
+    int axes = h->totals.p[a].axes, n = 0;
+    if (!axes) continue;
+    DT_VEC(dt_val) in = {0};
+    for (int b = a; b < h->totals.n; b++)
+      if (h->totals.p[b].axes == axes) dt_vec_push(&in, h->totals.p[b].part);
+    g->file = NULL, g->line = 0;
+    dt_val all = dt_bn(g, DT_OP_concat, in.p, in.n, (dt_attr[DT_MAX_ATTR]){{.i = 0}});
+    all = dt_reduce_comm(g, DT_OP_all_reduce, all, axes, RED_SUM,
+                         "sums that the optimizer takes over whole parameters");
+    dt_vec_free(&in);
+    for (int b = a; b < h->totals.n; b++) {
+      if (h->totals.p[b].axes != axes) continue;
+      dt_nid i = h->totals.p[b].node;
+      h->totals.p[b].axes = 0;
+      const dt_node r = g->node.p[i];
+      dt_val v = dt_reshape(g, dt_reduce_slice(g, all, n++, 1), 0, NULL);
+      if (r.op == DT_OP_norm) v = dt_b1(g, DT_OP_sqrt, v);
+      if (r.op == DT_OP_mean) {
+        double count = (double)dt_numel(&g->param.p[h->of[r.in[0]]].full);
+        for (int m = 0; m < g->mesh.naxes; m++)
+          if (axes >> m & 1 && m != h->w->data) count *= g->mesh.size[m];
+        v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, 1 / count, DT_F32));
+      }
+      v = dt_cast(g, v, dt_type_of(g, r.out[0])->dtype);
+      for (dt_nid j = 0; j < h->w->nn; j++)
+        for (int k = 0; k < g->node.p[j].nin; k++)
+          if (g->node.p[j].in[k] == r.out[0]) g->node.p[j].in[k] = v;
+      g->node.p[i].flags |= DT_NODE_DEAD;
+    }
+  }
+}
+
+dt_status dt_reduce_shard(work *w, dt_err *e) {
+  dt_graph *g = w->g;
+  size_t nv = (size_t)w->nv;
+  shard h = {.w = w};
+  h.of = dt_xalloc(sizeof(int) * nv), h.now = dt_xalloc(sizeof(dt_val) * nv), h.late = dt_xalloc(nv);
+  for (int v = 0; v < w->nv; v++) h.of[v] = h.now[v] = -1;
+  for (int i = 0; i < w->np; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (p->grad >= 0) h.of[p->grad] = i, h.now[p->grad] = w->grad[i];
+    h.of[w->whole[i]] = i, h.now[w->whole[i]] = p->own >= 0 ? p->own : w->whole[i];
+    for (int k = 0; k < p->nstate; k++) {
+      dt_value *x = &g->val.p[p->state[k]];
+      if (p->own >= 0) {
+        x->t = dt_type_make(x->t.dtype, 1, &p->own_len);
+        x->stride[0] = 1;
+        g->node.p[x->node].flags |= DT_NODE_OWN;
+      }
+      h.of[p->state[k]] = i, h.now[p->state[k]] = p->state[k];
+    }
+  }
+  dt_status st = DT_OK;
+  for (dt_nid i = 0; i < w->nn && !st; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (n->phase != DT_UPD || (n->flags & DT_NODE_DEAD) || (dt_op(n->op)->flags & OP_LEAF)) continue;
+    int param = -1;
+    for (int k = 0; k < n->nin; k++) {
+      if (n->in[k] >= w->nv) continue;
+      if (param < 0) param = h.of[n->in[k]];
+      for (int o = 0; o < n->nout; o++) h.late[n->out[o]] |= h.late[n->in[k]];
+    }
+    if (param >= 0) st = on_share(&h, i, param, e);
+  }
+  if (!st) finish(&h);
+  dt_vec_free(&h.totals);
+  free(h.of), free(h.now), free(h.late);
+  return st;
+}
