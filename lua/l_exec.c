@@ -339,33 +339,6 @@ static int x_get(lua_State *L) {
   return 1;
 }
 
-/* x:cut(parameter) -> axis, dim, { { local start, start in the whole, length } ... }: which part of the whole tensor this rank has; nothing
- * when it has all of it; false when its plan has no such parameter */
-static int x_cut(lua_State *L) {
-  dtl_exec *b = dtl_ready_exec(L, "exec:cut");
-  const char *name = dtl_text(L, "exec:cut", 1, 2);
-  const dt_graph *g = b->plan[0]->p->g;
-  for (int i = 0; i < g->param.n; i++) {
-    const dt_param *p = &g->param.p[i];
-    if (strcmp(p->name, name)) continue;
-    if (p->cut_dim < 0) return 0;
-    lua_pushstring(L, g->mesh.name[p->cut_axis]);
-    lua_pushinteger(L, p->cut_dim);
-    lua_createtable(L, p->ncut, 0);
-    for (int k = 0; k < p->ncut; k++) {
-      const int64_t v[3] = {p->cut[k].local, p->cut[k].global, p->cut[k].len};
-      lua_createtable(L, 3, 0);
-      for (int j = 0; j < 3; j++) {
-        lua_pushinteger(L, v[j]);
-        lua_rawseti(L, -2, j + 1);
-      }
-      lua_rawseti(L, -2, k + 1);
-    }
-    return 3;
-  }
-  return lua_pushboolean(L, false), 1;
-}
-
 static int x_set(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:set");
   int i = number_of(L, "exec:set", b);
@@ -414,25 +387,12 @@ static int x_memory(lua_State *L) {
 
 void dtl_open_exec(lua_State *L) {
   static const luaL_Reg fn[] = {{"exec", l_exec}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"add", x_add},
-                                    {"ready", x_ready},
-                                    {"close", x_close},
-                                    {"step", x_step},
-                                    {"eval", x_eval},
-                                    {"begin", x_begin},
-                                    {"forward", x_forward},
-                                    {"backward", x_backward},
-                                    {"finish", x_finish},
-                                    {"call", x_call},
-                                    {"names", x_names},
-                                    {"get", x_get},
-                                    {"cut", x_cut},
-                                    {"set", x_set},
-                                    {"digest", x_digest},
-                                    {"memory", x_memory},
-                                    {"save", dtl_exec_save},
-                                    {"load", dtl_exec_load},
-                                    {NULL, NULL}};
+  static const luaL_Reg method[] = {{"add", x_add},          {"ready", x_ready},       {"close", x_close},
+                                    {"step", x_step},        {"eval", x_eval},         {"begin", x_begin},
+                                    {"forward", x_forward},  {"backward", x_backward}, {"finish", x_finish},
+                                    {"call", x_call},        {"names", x_names},       {"get", x_get},
+                                    {"set", x_set},          {"digest", x_digest},     {"memory", x_memory},
+                                    {"save", dtl_exec_save}, {"load", dtl_exec_load},  {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_EXEC);
   lua_pushcfunction(L, exec_gc);

@@ -5,7 +5,6 @@ local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
-local ops = require "dtrain.ops"
 local pieces = require "dtrain.pieces"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
@@ -253,48 +252,9 @@ function Engine:store(p, tensor)
   p.data, p.version = tensor, self.version
 end
 
--- The part that this rank has, among zeros of the whole shape.
-local function spread(t, shape, dim, cuts)
-  if not dim then return t end
-  local sum
-  for _, c in ipairs(cuts) do
-    local before, after = {}, {}
-    for d = 1, #shape do before[d], after[d] = 0, 0 end
-    before[dim + 1], after[dim + 1] = c[2], shape[dim + 1] - c[2] - c[3]
-    local part = ops.slice(t, { dim = dim, start = c[1], stop = c[1] + c[3] })
-    part = ops.pad(part, { before = before, after = after })
-    sum = sum and sum + part or part
-  end
-  return sum or core.zeros(shape)
-end
-
---- The whole tensor of a parameter, whoever has which part of it; "grad:name": its gradient in the last step before clipping, nil
---- when it gets none. All ranks call it, in the same order.
-function Engine:whole(name)
-  local key = name:gsub("^grad:", "")
-  if not self.known then
-    self.known, self.shapes = {}, {}
-    for _, n in ipairs(self.exec:names()) do self.known[n] = true end
-    for _, m in ipairs(trace.modules(self.job)) do
-      modules.base.each_parameter(m[2], function(path, p) self.shapes[m[1] .. path] = p.shape end)
-    end
-  end
-  local have = self.known[key] and self.exec:get(name) or nil
-  if core.size() == 1 then return have end
-  -- of ranks that have the same part the first speaks
-  local where, shape = here(self.job), self.shapes[key]
-  local axis, dim, cuts = nil, nil, nil
-  if have then axis, dim, cuts = self.exec:cut(key) end
-  if axis == false then have, axis = nil, nil end -- of another stage, told by it
-  local part = axis and strategies.coord(where.mesh, where.rank, axis) or 0
-  local first = {}
-  for k = 1, core.size() do first[k] = core.size() + 0.0 end
-  if have then first[part + 1] = where.rank + 0.0 end
-  first = core.all_reduce(core.tensor(first, "f64"), "min"):totable()
-  if first[1] == core.size() then return nil end
-  local mine = have and first[part + 1] == where.rank
-  return core.all_reduce(mine and spread(have, shape, dim, cuts) or core.zeros(shape), "sum")
-end
+--- The whole tensor of a parameter on rank 0; "grad:name": its gradient in the last step before clipping, nil when it gets none.
+--- All ranks call it, in the same order.
+function Engine:whole(name) return self.exec:get(name) end
 
 pieces.install(Engine)
 
