@@ -130,6 +130,10 @@ test: deps ## install what is missing, build, run every test; the last line coun
 	@$(MAKE) all tests-c $(B)/opsdoc
 	@tests/run --build $(B)
 
+test-all: deps ## the same, with every combination of strategies instead of a covering set: hours
+	@$(MAKE) all tests-c $(B)/opsdoc
+	@DT_ALL=1 tests/run --build $(B)
+
 floors: ## who may include whom (docs/tour.md): proved by reading every include
 	@sh tests/tools/floors.sh
 
@@ -196,4 +200,4 @@ help: ## this list
 
 FORCE:
 -include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d $(B)/opsdoc.d
-.PHONY: all tests-c deps demo install test floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE
+.PHONY: all tests-c deps demo install test test-all floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE

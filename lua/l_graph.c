@@ -604,8 +604,8 @@ static int g_recompute(lua_State *L) {
       for (int k = 1; k < DT_NOPS; k++) known[n++] = dt_op(k)->name;
       if (op == DT_OP_none) {
         const char *near = dt_nearest(name, known, n);
-        dtl_fail(L, "parallel: recompute: ops: there is no operation '%s'; did you mean '%s'? (docs/ops.md lists them)", name,
-                 near ? near : "gelu");
+        dtl_fail(L, "parallel: recompute: ops: there is no operation '%s'; did you mean '%s'? (docs/ops.md lists them)",
+                 name, near ? near : "gelu");
       }
       r.op[op] = true;
       lua_pop(L, 1);
@@ -722,13 +722,31 @@ static int g_params(lua_State *L) {
 
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {{"graph", l_graph}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input}, {"param", g_param},       {"buffer", g_buffer},
-                                    {"state", g_state}, {"hyper", g_hyper},       {"output", g_output},
-                                    {"loss", g_loss},   {"assign", g_assign},     {"grad", g_grad},
-                                    {"grads", g_grads}, {"update", g_update},     {"params", g_params},
-                                    {"place", g_place}, {"placed", g_placed},     {"localize", g_localize},
+  static const luaL_Reg method[] = {{"input", g_input},
+                                    {"param", g_param},
+                                    {"buffer", g_buffer},
+                                    {"state", g_state},
+                                    {"hyper", g_hyper},
+                                    {"output", g_output},
+                                    {"loss", g_loss},
+                                    {"assign", g_assign},
+                                    {"grad", g_grad},
+                                    {"grads", g_grads},
+                                    {"update", g_update},
+                                    {"params", g_params},
+                                    {"place", g_place},
+                                    {"placed", g_placed},
+                                    {"localize", g_localize},
                                     {"nodes", g_nodes},
-                                    {"clone", g_clone}, {"block", g_block}, {"blocks", g_blocks}, {"recompute", g_recompute}, {"local_state", g_local_state}, {"collective", g_collective}, {"between", g_between}, {"compile", dtl_compile}, {NULL, NULL}};
+                                    {"clone", g_clone},
+                                    {"block", g_block},
+                                    {"blocks", g_blocks},
+                                    {"recompute", g_recompute},
+                                    {"local_state", g_local_state},
+                                    {"collective", g_collective},
+                                    {"between", g_between},
+                                    {"compile", dtl_compile},
+                                    {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

@@ -240,9 +240,16 @@ static int p_outputs(lua_State *L) {
 }
 
 void dtl_open_plan(lua_State *L) {
-  static const luaL_Reg method[] = {
-      {"text", p_text}, {"collectives", p_collectives}, {"memory", p_memory},   {"hash", p_hash}, {"flops", p_flops},
-      {"rows", p_rows}, {"unused", p_unused},           {"outputs", p_outputs}, {"recomputed", p_recomputed}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"text", p_text},
+                                    {"collectives", p_collectives},
+                                    {"memory", p_memory},
+                                    {"hash", p_hash},
+                                    {"flops", p_flops},
+                                    {"rows", p_rows},
+                                    {"unused", p_unused},
+                                    {"outputs", p_outputs},
+                                    {"recomputed", p_recomputed},
+                                    {NULL, NULL}};
   luaL_newmetatable(L, DTL_PLAN);
   lua_pushcfunction(L, plan_gc);
   lua_setfield(L, -2, "__gc");

@@ -1,7 +1,10 @@
 -- Two runs of one job, tensor by tensor: what `dtrain check` and the tests of strategies mean by equal. A run is a table of
 -- tensors by name: losses and norms (f64, one a step), "0 name" a parameter's first value, "3 grad:name" and "3 name" its gradient
 -- in step 3 and its value after it.
+local core = require "dtrain.core"
+local modules = require "dtrain.nn.module"
 local ops = require "dtrain.ops"
+local trace = require "dtrain.trace"
 
 local M = {}
 
@@ -10,6 +13,35 @@ local M = {}
 -- an adaptive optimizer makes larger where a gradient is small: f32 gradients may then differ by `later`.
 M.allowed = { f32 = 2e-5, bf16 = 5e-2, f16 = 2e-2 }
 M.later = { f32 = 2e-4, bf16 = 5e-2, f16 = 2e-2 }
+
+--- The names of a job's parameters, in the model's order.
+function M.names(job)
+  local out = {}
+  for _, m in ipairs(trace.modules(job)) do
+    modules.base.each_parameter(m[2], function(name, p) if p.type == "param" then out[#out + 1] = m[1] .. name end end)
+  end
+  return out
+end
+
+--- Takes so many steps with an engine; returns the run on rank 0, on others a part of it.
+function M.record(engine, steps)
+  local out, losses, norms, names = {}, {}, {}, M.names(engine.job)
+  local function keep(step, what)
+    for _, name in ipairs(names) do
+      local t = engine:whole(what .. name)
+      if core.rank() == 0 then out[("%d %s%s"):format(step, what, name)] = t end
+    end
+  end
+  keep(0, "")
+  for step = 1, steps do
+    local m = engine:step()
+    losses[step], norms[step] = m.loss, m.grad_norm
+    keep(step, "grad:")
+    keep(step, "")
+  end
+  out.losses, out.norms = core.tensor(losses, "f64"), core.tensor(norms, "f64")
+  return out
+end
 
 local function largest(t) return t:numel() == 0 and 0 or ops.max(ops.abs(t)):item() end
 
@@ -32,7 +64,7 @@ function M.runs(got, want, names, precision)
     local a, b = got[key]:totable()[step], want[key]:totable()[step]
     local r = a == b and 0 or math.abs(a - b) / math.max(math.abs(b), 1e-30)
     worst.loss = math.max(worst.loss, r == r and r or math.huge)
-    if not (r <= limit) then
+    if r > limit or r ~= r then
       return ("step %d: %s is %.9g on the ranks, %.9g in one process: %.2g relative (allowed %g)"):format(step, what, a,
         b, r, limit)
     end
@@ -51,8 +83,8 @@ function M.runs(got, want, names, precision)
     if r <= limit then return end
     local i = r == r and ops.argmax(over:reshape { -1 }, 0):item() or 0
     local x, y = a:reshape { -1 }:totable()[i + 1], b:reshape { -1 }:totable()[i + 1]
-    return ("step %d: the %s of %s differs, most at %s: %.9g on the ranks, %.9g in one process; %.2g of its largest element (allowed %g)")
-      :format(step, kind, name, place_of(b, i), x, y, r, limit)
+    return ("step %d: the %s of %s differs, most at %s: %.9g on the ranks, %.9g in one process; %.2g of its largest element "
+      .. "(allowed %g)"):format(step, kind, name, place_of(b, i), x, y, r, limit)
   end
   -- An adaptive optimizer makes steps of full size from the rounding of a gradient that is zero but for it. So a value may differ by
   -- as much as the observed difference of its own gradient, in relation to that gradient, explains.

@@ -131,9 +131,9 @@ function Job:rows(replicas)
 end
 
 --- Optimizer steps to train, given the steps of an epoch. Options of the command line come first.
-function Job:total(steps_per_epoch, cli)
-  if cli.steps then return cli.steps end
-  if cli.epochs then return cli.epochs * steps_per_epoch end
+function Job:total(steps_per_epoch, options)
+  if options.steps then return options.steps end
+  if options.epochs then return options.epochs * steps_per_epoch end
   if self.steps then return self.steps end
   if self.epochs then return self.epochs * steps_per_epoch end
   util.fail_at(self.where, "dt.job needs steps or epochs, or --steps on the command line")

@@ -128,7 +128,9 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
           case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
           default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
         }
-        if (x->fault == DT_FAULT_SKIP_REDUCE && ins->flags & DT_NODE_LAST_MICRO && !lost) q->job.n = 0, lost = true;
+        bool once = ins->flags & DT_NODE_LAST_MICRO;
+        if (s == 1 && !lost && x->fault == (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
+          q->job.n = 0, lost = true;
         continue;
       }
       const dt_kernel *kern = &x->ctx->kernels[ins->op];
@@ -301,7 +303,8 @@ static void first_param(dt_exec *x, const dt_param *p, dt_view v, int64_t begin)
   struct dt_cut cut[8];
   int64_t pre, post;
   const dt_mesh *m = &x->b[0].plan->g->mesh;
-  int ncut = dt_param_cuts(p, m->size[p->cut_axis], dt_mesh_coord(m, x->ctx->comm->rank, p->cut_axis), cut, &pre, &post);
+  int ncut = dt_param_cuts(p, m->size[p->cut_axis], dt_mesh_coord(m, x->ctx->comm->rank, p->cut_axis), cut, &pre,
+                           &post);
   for (int64_t o = 0; o < pre; o++)
     for (int k = 0; k < ncut; k++) {
       int64_t local = (o * p->full.dim[p->cut_dim] + cut[k].local) * post, len = cut[k].len * post;
@@ -323,6 +326,7 @@ void dt_exec_init_values(dt_exec *x) {
       }
     for (int i = 0; i < g->buf.n; i++)
       if (k == 0 || !shared_buffer(x, k, g, g->val.p[g->buf.p[i].val].root))
-        first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val), g->buf.p[i].name ? g->buf.p[i].name : "");
+        first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val),
+                    g->buf.p[i].name ? g->buf.p[i].name : "");
   }
 }

@@ -79,9 +79,10 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   int64_t profile = x->o.profile;
   DT_TRY(dt_env_int("DT_PROFILE", 0, 2, &profile, e));
   x->profile = (int)profile;
-  static const char *const faults[] = {"", "skip_reduce", "lose_micro", "no_mean"};
+  static const char *const faults[] = {"", "skip_reduce", "skip_place", "lose_micro", "no_mean"};
   const char *fault = dt_env("DT_FAULT");
-  for (int i = 1; fault && together && i < (int)(sizeof faults / sizeof *faults); i++)
+  if (!x->b[0].plan->spec.train || x->ctx->comm->size == 1) fault = NULL;
+  for (int i = 1; fault && i < (int)(sizeof faults / sizeof *faults); i++)
     if (!strcmp(fault, faults[i])) x->fault = i;
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;

@@ -6,7 +6,13 @@
 enum { DT_MAX_PLANS = 24 };
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
-typedef enum { DT_FAULT_NONE, DT_FAULT_SKIP_REDUCE, DT_FAULT_LOSE_MICRO, DT_FAULT_NO_MEAN } dt_fault;
+typedef enum {
+  DT_FAULT_NONE,
+  DT_FAULT_SKIP_REDUCE, /* the first collective that runs once a step: gradients */
+  DT_FAULT_SKIP_PLACE,  /* the first that runs in each microbatch: a change of placement */
+  DT_FAULT_LOSE_MICRO,
+  DT_FAULT_NO_MEAN
+} dt_fault;
 typedef struct bound { /* an instruction with its pointers */
   dt_call call;
   const dt_instr *ins;
@@ -71,7 +77,7 @@ void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
-int dt_exec_gradient(const dt_exec *x, const char *param); /* number of a parameter's gradient, -1: it has none */
+int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */
 dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first values are rank 0's */
 dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
 /* profile.c: prints where the time went */

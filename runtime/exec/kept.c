@@ -89,7 +89,9 @@ static dt_kept kept_at(dt_exec *x, int number, float **copy) {
     if (g->bucket.p[b].number != p->bucket) continue;
     dt_view from = dt_exec_view(x, 0, g->bucket.p[b].flat);
     int64_t n = k.part ? k.len : dt_numel(&k.local), at = p->flat - g->bucket.p[b].begin;
-    if (k.part) at += p->own_begin - dt_numel(&from.t) * dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
+    if (k.part)
+      at += p->own_begin -
+            dt_numel(&from.t) * dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
     *copy = dt_xalloc(sizeof(float) * (size_t)(n + 1));
     for (int64_t i = 0; i < n; i++) (*copy)[i] = (float)(dt_get(from.p, from.t.dtype, at + i) * x->inv_count);
     k.v = dt_view_make(*copy, &(dt_type){.dtype = DT_F32, .nd = 1, .dim = {n}});
@@ -174,8 +176,8 @@ void dt_exec_write(dt_exec *x, int number, const void *in) {
   char *local = NULL;
   if (k->cut) {
     local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1); /* padding: zeros */
-    copy_cuts(x, k, dt_mesh_coord(m, x->ctx->comm->rank, x->b[0].plan->g->param.p[k->param].cut_axis), (char *)in, local,
-              false);
+    copy_cuts(x, k, dt_mesh_coord(m, x->ctx->comm->rank, x->b[0].plan->g->param.p[k->param].cut_axis), (char *)in,
+              local, false);
     in = local;
   }
   int64_t begin = k->part ? k->begin * (int64_t)dt_dtype_size(k->t.dtype) : 0;

@@ -112,7 +112,8 @@ typedef struct dt_node {
   uint8_t phase, stream, flags;
   uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
-  int16_t block;        /* entry of g->block_name that it belongs to, -1 = none; a backward node's is that of the node it serves */
+  int16_t
+      block; /* entry of g->block_name that it belongs to, -1 = none; a backward node's is that of the node it serves */
   int16_t nin, nout;
   uint32_t
       acc; /* outputs that are added to: DT_CALL_ACC0 << o. With acc_first0, the step's first microbatch overwrites */
@@ -221,11 +222,11 @@ typedef struct dt_bucket {
 /* Which forward values are made again in backward instead of being kept (the recompute pass reads it). */
 typedef struct dt_recompute {
   bool on;
-  bool communication;  /* also the results of collectives */
-  bool by_op;          /* those of the ops in `op` alone; otherwise all but what leaves a segment */
-  bool op[DT_NOPS];    /* by op */
-  int nsegment;        /* length of segment; 0 with by_op: every node */
-  int16_t *segment;    /* [blocks] blocks of one segment keep only what enters it; -1: the block keeps all */
+  bool communication; /* also the results of collectives */
+  bool by_op;         /* those of the ops in `op` alone; otherwise all but what leaves a segment */
+  bool op[DT_NOPS];   /* by op */
+  int nsegment;       /* length of segment; 0 with by_op: every node */
+  int16_t *segment;   /* [blocks] blocks of one segment keep only what enters it; -1: the block keeps all */
 } dt_recompute;
 typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
   int bucket;
@@ -256,8 +257,9 @@ typedef struct dt_graph {
   int line;       /* position given to new nodes */
   dt_phase phase; /* phase given to new nodes */
   dt_nid serves;
-  int16_t block;                /* block given to new nodes that serve none */
-  DT_VEC(const char *) block_name; /* entries of the model's lists of modules, in the order of their first node: "blocks.3" */
+  int16_t block; /* block given to new nodes that serve none */
+  DT_VEC(const char *)
+  block_name; /* entries of the model's lists of modules, in the order of their first node: "blocks.3" */
   dt_recompute recompute;
 } dt_graph;
 

@@ -393,8 +393,7 @@ static void epilogues(fuser *f) {
       dt_nid li = g->val.p[y].node;
       dt_node *l = &g->node.p[li];
       if (!(dt_op(l->op)->flags & OP_EPI) || l->vm || l->phase != c->phase || f->kept[y] ||
-          ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) ||
-          !same_dims(&g->val.p[y].t, &c->vm->space))
+          ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) || !same_dims(&g->val.p[y].t, &c->vm->space))
         continue;
       int nb = l->nin;
       bool also = f->nuse[y] > 1;

@@ -358,7 +358,8 @@ static dt_status cut_parameter(placer *p, dt_param *q) {
                        "parameter %s: dim %d has %lld%s, which do not divide among the %d ranks of axis \"%s\"; %lld "
                        "or %lld would",
                        q->name, w->dim, (long long)q->segs.size[k], w->segs ? " rows in a segment" : "", n,
-                       g->mesh.name[a], (long long)(q->segs.size[k] / n * n), (long long)((q->segs.size[k] / n + 1) * n));
+                       g->mesh.name[a], (long long)(q->segs.size[k] / n * n),
+                       (long long)((q->segs.size[k] / n + 1) * n));
   }
   v->t = local_type(p, &q->whole, v->place);
   dt_view_derive(g, v->node);

@@ -73,7 +73,8 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
   }
   /* rebuild the node list: leaves, then casts, then the rest in their order */
   DT_VEC(dt_node) all = {0};
-  dt_nid *place = dt_xalloc(sizeof(dt_nid) * (size_t)(n0 + 1)); /* where a node of the old list is in `all`, then its new id */
+  dt_nid *place = dt_xalloc(sizeof(dt_nid) *
+                            (size_t)(n0 + 1)); /* where a node of the old list is in `all`, then its new id */
   for (int i = 0; i < body.n; i++)
     if (dt_op(body.p[i].op)->flags & OP_LEAF) {
       place[i] = all.n;

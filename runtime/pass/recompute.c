@@ -4,7 +4,8 @@
  * of a dropped value in backward reads a clone of its producers back to values that are kept; clones stand right before the first node
  * that needs them, once for each value, in forward's order. Views are followed and never kept for their own sake.
  *
- * Invariant: a clone gives the bits of what it repeats: the same op, attributes (dropout's key too) and inputs. So what has an effect
+ * Invariant: a clone gives the bits of what it repeats: the same op, attributes (dropout's key too) and inputs (but for the rounding of
+ * a 16-bit value that is kept inside of a fused chain). So what has an effect
  * (assign) or reads what forward overwrites is never repeated, and collectives only when asked. Forward itself does not change. */
 #include <stdlib.h>
 
@@ -80,6 +81,7 @@ static int by_id(const void *a, const void *b) {
 }
 
 static const char *why(dt_graph *g, const dt_node *n) {
+  if (n->reason) return dt_arena_printf(&g->mem, "%s; made again in backward", n->reason);
   if (g->recompute.by_op)
     return dt_arena_printf(&g->mem, "made again in backward: the strategy recomputes %s", dt_op(n->op)->name);
   return dt_arena_printf(&g->mem, "made again in backward: block %s keeps only what enters it",

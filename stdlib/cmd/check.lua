@@ -8,10 +8,8 @@ local compare = require "dtrain.compare"
 local core = require "dtrain.core"
 local cover = require "dtrain.cover"
 local engines = require "dtrain.engine"
-local modules = require "dtrain.nn.module"
 local planned = require "dtrain.cmd.planned"
 local strategies = require "dtrain.strategy"
-local trace = require "dtrain.trace"
 local util = require "dtrain.util"
 
 local function fail(fmt, ...) error("dtrain: " .. fmt:format(...), 0) end
@@ -19,15 +17,6 @@ local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
 local function output_of(command)
   local pipe <close> = assert(io.popen(command))
   return (pipe:read("a"):gsub("%s+$", ""))
-end
-
--- The model's parameters, in its order.
-local function parameters(job)
-  local out = {}
-  for _, m in ipairs(trace.modules(job)) do
-    modules.base.each_parameter(m[2], function(name, p) if p.type == "param" then out[#out + 1] = m[1] .. name end end)
-  end
-  return out
 end
 
 -- ---- one side ----
@@ -38,23 +27,8 @@ local function side(job, steps, path)
   -- f32: both sides start where neither skips a step
   local scaling = job.scaling
   if scaling and not scaling.fixed_scale then scaling.loss_scale = math.min(scaling.loss_scale or 256, 256) end
-  local engine, out, losses, norms = engines.new(job), {}, {}, {}
-  local function keep(step, names, what)
-    for _, name in ipairs(names) do
-      local t = engine:whole(what .. name)
-      if core.rank() == 0 then out[("%d %s%s"):format(step, what, name)] = t end
-    end
-  end
-  local names = parameters(job)
-  keep(0, names, "")
-  for step = 1, steps do
-    local m = engine:step()
-    losses[step], norms[step] = m.loss, m.grad_norm
-    keep(step, names, "grad:")
-    keep(step, names, "")
-  end
-  out.losses, out.norms = core.tensor(losses, "f64"), core.tensor(norms, "f64")
-  if core.rank() == 0 then core.save(path, out) end
+  local numbers = compare.record(engines.new(job), steps)
+  if core.rank() == 0 then core.save(path, numbers) end
 end
 
 -- ---- starting the sides ----
@@ -144,7 +118,7 @@ local function check_all(job, words, ranks, steps, dir, limit)
       if said then
         result, detail = "FAILED", said
       else
-        local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), want, parameters(job), job.precision)
+        local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), want, compare.names(job), job.precision)
         result = text and "DIFFERS" or "equal"
         detail = ("%.1e %.1e %.1e%s"):format(worst.loss, worst.gradient, worst.value, text and "  " .. text or "")
       end
@@ -196,7 +170,7 @@ return function(words)
     io.stderr:write(("dtrain: check: the %d ranks did not run:\n"):format(ranks), said, "\n")
     return 2
   end
-  local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), core.load(dir .. "/one.safetensors"), parameters(job),
+  local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), core.load(dir .. "/one.safetensors"), compare.names(job),
     job.precision)
   local mesh = util.map(job:where_is(0, ranks).mesh, function(a) return ("%s %d"):format(a.name, a.size) end)
   print(("%d steps of %s on %d rank%s (%s) against one process"):format(steps, words[1], ranks, ranks == 1 and "" or "s",
@@ -209,6 +183,6 @@ return function(words)
     return 1
   end
   print(("equal: losses to %.1e, gradients of %d parameters to %.1e, their values to %.1e of the largest element (allowed %g)")
-    :format(worst.loss, #parameters(job), worst.gradient, worst.value, limit))
+    :format(worst.loss, #compare.names(job), worst.gradient, worst.value, limit))
   return 0
 end

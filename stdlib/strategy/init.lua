@@ -9,6 +9,8 @@
 --   compile(o, p, mesh)      adds to the options of graph:compile
 --   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
 --                            returns its results
+--   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the
+--                            library's own
 local util = require "dtrain.util"
 
 local M = {}

@@ -1,5 +1,6 @@
 -- Small models whose activations can be made again, one of each kind; prints a digest of all that persists after a few steps.
---   dtrain tests/dist/recompute.lua --kind gpt|cnn|mlp --how "full" | "every=2" | "budget=100kB" | "ops=gelu+add" | "match=blocks%.0"
+--   dtrain tests/dist/recompute.lua --kind gpt|cnn|mlp|own
+--   --how "full" | "every=2" | "budget=100kB" | "ops=gelu+add" | "match=blocks%.0"
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
@@ -19,7 +20,23 @@ local function stage(c)
     nn.Conv2d(c, c, 3, { padding = 1 }), nn.BatchNorm2d(c), nn.Dropout(args.dropout) })
 end
 
+-- Divides by a running size that it writes itself: what read the old number must not be made again from the new one.
+local Tracker = nn.module "Tracker"
+function Tracker:init(width)
+  self.size = nn.buffer({ 1 }, nn.init.ones())
+  self.linear = nn.Linear(width, width)
+end
+function Tracker:forward(x)
+  local y = dt.tanh(self.linear(dt.gelu(x)) / self.size)
+  nn.assign(self, "size", self.size * 0.5 + y:abs():mean():reshape { 1 })
+  return y * self.size
+end
+
 local kinds = {
+  own = function()
+    return nn.Sequential { nn.Linear(20, 32), Tracker(32), Tracker(32), nn.Linear(32, 5) },
+      data.synthetic { inputs = { 20 }, classes = 5, samples = 40 }
+  end,
   gpt = function()
     return nn.GPT { vocab = 64, layers = 3, heads = 2, width = 32, context = 24, dropout = args.dropout },
       data.synthetic { tokens = 64, context = 24, samples = 40 }

@@ -33,7 +33,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$out" "$work"' EXIT
 printf 'In the beginning was the word, and the word was with us.\n%.0s' $(seq 100) > "$work/text.txt"
 for s in tests/dist/dropout.lua "tests/dist/resume.lua --dir $work/r --every 1" "tests/dist/resume.lua --dir $work/r --resume auto" \
-  "examples/own_model.lua" "examples/own_optimizer.lua" "examples/ported/deepspeed.lua" "examples/ported/horovod.lua" \
+  "examples/own_model.lua" "examples/own_optimizer.lua" "tests/dist/recompute.lua --digest --how full --micro 3" \
+  "tests/dist/recompute.lua --digest --kind cnn --how every=2" "tests/dist/recompute.lua --digest --how budget=200kB" \
+  "examples/ported/deepspeed.lua" "examples/ported/horovod.lua" \
   "tests/dist/steps.lua --script examples/gpt_text.lua --data $work/text.txt --global 3 --micro 1 --samples 7"; do
   ASAN_OPTIONS=$alone
   # shellcheck disable=SC2086
