@@ -35,6 +35,29 @@ static uint64_t layout_hash(const dt_layout *l) {
   return h;
 }
 
+/* Bytes of a tensor that this rank does not have. */
+static int64_t far_bytes(dt_exec *x, const char *name) {
+  dt_view v = dt_exec_get(x, name);
+  return v.p ? 0 : (dt_nbytes(&v.t) + 63) / 64 * 64;
+}
+
+/* Collective over the pipeline of rank 0: what it lacks goes to `far`, in the order of names. */
+static dt_status collect(dtl_exec *b, char *far, dt_err *e) {
+  const dt_plan *p = b->plan[0]->p;
+  const dt_mesh *m = &p->g->mesh;
+  const char **names;
+  int n = dt_exec_names(b->x, &names), axis = dt_mesh_axis(m, "pipeline");
+  for (int a = 0; a < m->naxes; a++)
+    if (a != axis && dt_mesh_coord(m, p->spec.rank, a)) return DT_OK; /* another replica */
+  int64_t at = 0;
+  for (int i = 0; i < n; i++) {
+    int64_t bytes = far_bytes(b->x, names[i]);
+    DT_TRY(dt_exec_fetch(b->x, i, far && bytes ? far + at : NULL, false, e));
+    at += bytes;
+  }
+  return DT_OK;
+}
+
 /* x:save{ dir =, keep =, meta = { step =, data_step =, samples =, seed =, script = } } */
 int dtl_exec_save(lua_State *L) {
   static const char fn[] = "exec:save";
@@ -66,17 +89,30 @@ int dtl_exec_save(lua_State *L) {
   m.layout = layout_hash(&b->plan[0]->p->layout);
   m.script = script ? dt_hash(script, strlen(script), 0) : 0;
   dt_status st = DT_OK;
-  if (ctx->comm->rank == 0) {
+  char *far = NULL; /* copies of what other stages of the pipeline have */
+  if (dt_exec_spread(b->x)) {
+    int64_t bytes = 0;
+    int n = dt_exec_names(b->x, &names);
+    for (int i = 0; i < n; i++) bytes += far_bytes(b->x, names[i]);
+    if (ctx->comm->rank == 0) far = dt_xalloc((size_t)bytes + 64);
+    st = collect(b, far, &e);
+  }
+  if (ctx->comm->rank == 0 && !st) {
+    int64_t at = 0;
     int n = dt_exec_names(b->x, &names), count[2] = {0, 0};
     dt_named *list[2];
     for (int k = 0; k < 2; k++) list[k] = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof **list, 0);
     for (int i = 0; i < n; i++) {
       bool optim;
       const char *name = file_name(names[i], &optim);
-      if (name) list[optim][count[optim]++] = (dt_named){name, dt_exec_get(b->x, names[i])};
+      dt_view v = dt_exec_get(b->x, names[i]);
+      if (!v.p) v.p = far + at;
+      at += far_bytes(b->x, names[i]);
+      if (name) list[optim][count[optim]++] = (dt_named){name, v};
     }
     st = dt_ckpt_write(dir, &m, list[0], count[0], list[1], count[1], (int)keep, &e);
   }
+  free(far);
   if (tell(ctx->comm, st, &e)) dtl_raise(L, &e);
   return 0;
 }
@@ -130,8 +166,11 @@ static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *pa
     const char *name = file_name(names[i], &optim);
     if (!name) continue;
     dt_view v = dt_exec_get(x, names[i]);
+    char *pass = v.p ? NULL : dt_xalloc((size_t)dt_nbytes(&v.t) + 1); /* another stage's: passed on */
+    if (pass) v.p = pass;
     if (comm->rank == 0) dtl_copy_view(&v, dt_st_find(optim ? &c.optim : &c.model, name));
     if (comm->size > 1) st = comm->vt->broadcast(comm, v.p, dt_nbytes(&v.t), 0, e);
+    free(pass);
   }
   if (comm->rank == 0) dt_ckpt_close(&c);
   return st;

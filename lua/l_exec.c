@@ -269,7 +269,7 @@ static int x_names(lua_State *L) {
 static dt_view view_of(lua_State *L, const char *fn, dtl_exec *b) {
   const char *name = dtl_text(L, fn, 1, 2), **names;
   dt_view v = dt_exec_get(b->x, name);
-  if (v.p) return v;
+  if (v.p || dt_exec_index(b->x, name) >= 0) return v;
   int n = dt_exec_names(b->x, &names);
   const char *near = dt_nearest(name, names, n);
   if (near) dtl_fail(L, "%s: there is no '%s'; did you mean '%s'?", fn, name, near);
@@ -279,7 +279,11 @@ static dt_view view_of(lua_State *L, const char *fn, dtl_exec *b) {
 static int x_get(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:get");
   dt_view v = view_of(L, "exec:get", b);
-  return dtl_tensor_copy(L, &v), 1;
+  if (!dt_exec_spread(b->x)) return dtl_tensor_copy(L, &v), 1;
+  dt_err e = {0}; /* another stage of the pipeline may have it: all ranks ask together */
+  dtl_tensor *t = dtl_tensor_new(L, &v.t);
+  DTL_TRY(L, &e, dt_exec_fetch(b->x, dt_exec_index(b->x, lua_tostring(L, 2)), t->v.p, true, &e));
+  return 1;
 }
 
 static int x_set(lua_State *L) {
@@ -292,11 +296,11 @@ static int x_set(lua_State *L) {
   if (!dt_type_eq(&want, &t->v.t))
     dtl_fail(L, "exec:set: '%s' is %s, the tensor %s; the shapes must be equal", lua_tostring(L, 2),
              dt_type_str(&v.t, a, sizeof a), dt_type_str(&t->v.t, c, sizeof c));
-  dtl_copy_view(&v, &t->v);
+  if (v.p) dtl_copy_view(&v, &t->v);
   return 0;
 }
 
-/* x:digest() -> hex of everything that persists: equal digests are equal bits */
+/* x:digest() -> hex of everything that persists on this rank: equal digests are equal bits */
 static int x_digest(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:digest");
   const char **names;
@@ -305,6 +309,7 @@ static int x_digest(lua_State *L) {
   char text[32];
   for (int i = 0; i < n; i++) {
     dt_view v = dt_exec_get(b->x, names[i]);
+    if (!v.p) continue;
     h = dt_hash(names[i], strlen(names[i]), h);
     if (dt_numel(&v.t)) h = dt_hash(v.p, (size_t)dt_nbytes(&v.t), h);
   }

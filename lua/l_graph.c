@@ -183,6 +183,7 @@ static int g_param(lua_State *L) {
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
   dt_param p = {.name = new_name(L, fn, b->g),
                 .grad = -1,
+                .counted = true,
                 .trainable = trainable,
                 .flat = -1,
                 .bucket = -1,

@@ -80,7 +80,13 @@ void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
 /* Bytes of all plans together, their sum; before dt_exec_ready what will be allocated, after it what is. by_region may be NULL. */
 int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
 
-/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). NULL p when unknown. */
+/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). On the mesh's axis "pipeline" these
+ * are the tensors of all stages, in the same order on every rank; p is NULL where another stage has it, or when the name is unknown. */
 int dt_exec_names(dt_exec *x, const char ***names);
 dt_view dt_exec_get(dt_exec *x, const char *name);
+int dt_exec_index(const dt_exec *x, const char *name); /* its place in the list, -1: unknown */
+bool dt_exec_spread(const dt_exec *x);                 /* do several stages share the list? */
+/* Collective over the pipeline: a contiguous copy of the tensor into `to` on every rank, or (all false) on its first rank only, where `to` may be
+ * NULL on the others. */
+dt_status dt_exec_fetch(dt_exec *x, int index, void *to, bool all, dt_err *e);
 #endif

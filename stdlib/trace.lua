@@ -58,7 +58,7 @@ end
 local function compile(job, graph, how, train)
   local o = { train = train, precision = job.precision, rows = how.rows, rank = how.where.rank, threads = how.threads,
     clip = job.clip.norm, clip_value = job.clip.value, layout = how.layout, ranks = how.where.ranks }
-  job.parallel:compile(o, how.where.mesh)
+  job.parallel:compile(o, how.where.mesh, graph, how)
   return graph:compile(o)
 end
 
@@ -74,7 +74,8 @@ local function within(job, how, training, f)
   end)
 end
 
---- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or
+--- nil, micros = numbers of microbatches that a step may have }.
 --- Returns the plan and whether the loss counts its own labels.
 function trace.train(job, how)
   return within(job, how, true, function(graph)

@@ -169,6 +169,8 @@ dt_status dt_loader_seek(dt_loader *l, int64_t step, dt_err *e);
 /* Every distinct microbatch size that this rank will ever see, largest first, at most cap of them; returns how many
  * (<= 4). */
 int dt_loader_sizes(const dt_loader *l, int64_t *sizes, int cap);
+/* Every number of microbatches, but 0, that a step may have for this rank; the usual one first. Returns how many (<= 2). */
+int dt_loader_micros(const dt_loader *l, int64_t n[2]);
 int64_t dt_loader_steps(const dt_loader *l); /* of an epoch */
 const dt_dataset *dt_loader_dataset(const dt_loader *l);
 

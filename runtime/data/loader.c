@@ -275,5 +275,14 @@ int dt_loader_sizes(const dt_loader *l, int64_t *sizes, int cap) {
   return n < cap ? n : cap;
 }
 
+int dt_loader_micros(const dt_loader *l, int64_t n[2]) {
+  int k = 0;
+  for (int i = 0; i < 2; i++) {
+    int64_t m = (part_rows(l, step_count(l, i ? l->steps - 1 : 0)) + l->cut - 1) / l->cut;
+    if (m && (!k || n[0] != m)) n[k++] = m;
+  }
+  return k;
+}
+
 int64_t dt_loader_steps(const dt_loader *l) { return l->steps; }
 const dt_dataset *dt_loader_dataset(const dt_loader *l) { return l->ds; }

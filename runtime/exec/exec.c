@@ -36,23 +36,65 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
     return dt_fail(e, DT_EUSER, NULL, "more than %d plans (microbatch sizes and evaluations) on one model",
                    DT_MAX_PLANS);
   const dt_plan *m = x->b[0].plan;
-  if (p->spec.train && p->seg[0].ins.n != m->seg[0].ins.n)
+  if (p->spec.train && (p->seg[0].ins.n != m->seg[0].ins.n || p->lane.n != m->lane.n))
     return dt_fail(e, DT_EBUG, NULL, "plans of two microbatch sizes differ in what they do before a step");
   x->b[x->nplan].plan = p;
   *number = x->nplan++;
   return DT_OK;
 }
 
+/* Who shares this rank's stage, and whose numbers count; the ranks of a pipeline first agree on how it was cut. */
+static dt_status meet(dt_exec *x, dt_err *e) {
+  const dt_graph *g = x->b[0].plan->g;
+  dt_comm *world = x->ctx->comm;
+  int pipeline = dt_mesh_axis(&g->mesh, "pipeline"), rest = 0;
+  x->replicas = world, x->tells = true;
+  for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
+    int at = dt_mesh_coord(&g->mesh, world->rank, a);
+    if (a == pipeline) x->tells &= at == g->mesh.size[a] - 1;
+    else if (strcmp(g->mesh.name[a], "data")) x->tells &= at == 0;
+    if (a != pipeline && g->mesh.size[a] > 1) rest |= 1 << a;
+  }
+  if (!g->chunks) return DT_OK;
+  DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), e));
+  dt_comm *c;
+  for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
+  x->replicas = NULL;
+  if (rest) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = rest}, &x->replicas, e));
+  return DT_OK;
+}
+
+/* Replicas of a tensor start alike: as the first of them has it. Optimizer states are made alike. */
+static dt_status share_values(dt_exec *x, dt_err *e) {
+  const dt_graph *g = x->b[0].plan->g;
+  dt_comm *c = x->replicas;
+  for (int i = 0; i < x->nnames && c && c->size > 1; i++) {
+    if (!x->views[i].p || !strncmp(x->names[i], "state:", 6)) continue;
+    DT_TRY(c->vt->broadcast(c, x->views[i].p, dt_nbytes(&x->views[i].t), 0, e));
+  }
+  for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
+    const dt_param *p = &g->param.p[i];
+    if (!p->stages) continue;
+    dt_group group = {.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages};
+    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
+    dt_view v = dt_exec_get(x, p->name);
+    if (c) DT_TRY(c->vt->broadcast(c, v.p, dt_nbytes(&v.t), 0, e));
+  }
+  return DT_OK;
+}
+
 dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   dt_comm *c = x->ctx->comm;
   bool together = c->size > 1 && x->b[0].plan->spec.train; /* a function or a single op is this rank's own affair */
+  x->replicas = c, x->tells = true;
   if (together) {
     dt_str lines = {0}, text = {0};
     /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
+    dt_status st = meet(x, e);
     dt_plan_collectives(x->b[0].plan, &lines);
     dt_plan_text(x->b[0].plan, &text);
-    dt_status st = dt_agree(c, "collectives", lines.p ? lines.p : "", lines.n, e);
-    if (!st) st = dt_agree(c, "plans", text.p, text.n, e);
+    if (!st && x->replicas) st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, e);
+    if (!st && x->replicas) st = dt_agree(x->replicas, "plans", text.p, text.n, e);
     dt_str_free(&lines);
     dt_str_free(&text);
     DT_TRY(st);
@@ -63,11 +105,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
-  if (together)
-    for (int i = 0; i < x->nnames; i++) {
-      if (!strncmp(x->names[i], "state:", 6)) continue;
-      DT_TRY(c->vt->broadcast(c, x->views[i].p, dt_nbytes(&x->views[i].t), 0, e));
-    }
+  if (together) DT_TRY(share_values(x, e));
   x->ready = true;
   return DT_OK;
 }
@@ -93,29 +131,50 @@ dt_view dt_exec_get(dt_exec *x, const char *name) {
   return (dt_view){0};
 }
 
+int dt_exec_index(const dt_exec *x, const char *name) {
+  for (int i = 0; i < x->nnames; i++)
+    if (!strcmp(x->names[i], name)) return i;
+  return -1;
+}
+
 static dt_status drain(dt_exec *x, dt_err *e) {
   return x->queue && x->last_ticket ? dt_commq_wait(x->queue, x->last_ticket, e) : DT_OK;
 }
 
+/* Looking for the first value that is not finite. */
+static void notice(pipe *p, const bound *q) {
+  for (int o = 0; o < q->call.nout && !p->bad; o++)
+    if (!dt_exec_finite(&q->call.out[o])) p->bad = q, p->bad_out = o;
+}
+
 /* Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part. */
 dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
-                          dt_err *e) {
+                          int slot, dt_err *e) {
   for (int i = begin; i < end; i++) {
     bound *q = &b->seg[seg][i];
     const dt_instr *ins = q->ins;
     if ((ins->flags & DT_NODE_LAST_MICRO) && !last) continue;
+    if (slot && q->slotted >= 0) q = &b->more[seg][(slot - 1) * b->nslotted[seg] + q->slotted];
     switch (ins->kind) {
       case DT_I_KERNEL:
         if (comm_only && !(ins->flags & DT_NODE_LAST_MICRO)) break;
         q->call.flags = first ? ins->acc & ~ins->acc_first0 : ins->acc;
         if (!x->profile) {
           q->run(&q->call);
-          break;
+        } else {
+          bound *p = &b->seg[seg][i];
+          p->seconds -= dt_now();
+          q->run(&q->call);
+          p->seconds += dt_now();
+          p->calls++;
         }
-        q->seconds -= dt_now();
-        q->run(&q->call);
-        q->seconds += dt_now();
-        q->calls++;
+        if (x->pipe && x->pipe->look) notice(x->pipe, q);
+        break;
+      case DT_I_SEND:
+        if (!comm_only) DT_TRY(dt_pipe_send(x, b, q, e));
+        break;
+      case DT_I_RECV:
+        if (!comm_only) DT_TRY(dt_pipe_recv(x, b, q, e));
         break;
       case DT_I_COMM:
         if (ins->ticket) {
@@ -134,7 +193,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
 }
 
 static dt_status whole(dt_exec *x, bound_plan *b, int seg, bool first, bool last, dt_err *e) {
-  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, e);
+  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, 0, e);
 }
 
 static double lr_now(const dt_exec *x) {
@@ -159,7 +218,7 @@ static void write_hypers(dt_exec *x, double inv_count) {
   }
 }
 
-static dt_status feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
+dt_status dt_exec_feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
   for (int i = 0; i < b->plan->g->input.n; i++) {
     int f = dt_dataset_field(ds, b->field[i]);
     if (f < 0) return dt_fail(e, DT_EUSER, NULL, "the data has no field \"%s\"", b->field[i]);
@@ -179,14 +238,14 @@ static dt_status feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dat
   return DT_OK;
 }
 
-static bound_plan *plan_for(dt_exec *x, int64_t rows) {
+bound_plan *dt_exec_plan_for(dt_exec *x, int64_t rows) {
   for (int k = 0; k < x->nplan; k++)
     if (x->b[k].plan->spec.train && x->b[k].plan->rows == rows) return &x->b[k];
   return NULL;
 }
 
 /* The first instruction of the step's microbatches whose result is not finite: run again, looking. */
-static bool all_finite(const dt_view *v) {
+bool dt_exec_finite(const dt_view *v) {
   if (!dt_is_float(v->t.dtype)) return true;
   int64_t n = dt_numel(&v->t), idx[DT_MAX_DIM] = {0};
   for (int64_t i = 0; i < n; i++) {
@@ -220,10 +279,32 @@ static dt_status bad_id(const bound *q, const char *where, dt_err *e) {
   return DT_OK;
 }
 
+dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e) {
+  char t[96], where[256] = "";
+  if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
+  DT_TRY(bad_id(q, where, e));
+  dt_str chain = {0}; /* the ops of a fused chain */
+  static const char *const ew[] = {
+#define EW(name, ...) #name,
+#include "../../kernels/elementwise.def"
+#undef EW
+  };
+  if (q->ins->vm)
+    for (int j = 0; j < q->ins->vm->nins; j++) dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
+  dt_status st = dt_fail(e, DT_EUSER, where,
+                         "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); "
+                         "lower the learning rate, clip, or look at this operation's inputs",
+                         (long long)step + 1, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "",
+                         dt_type_str(&q->call.out[o].t, t, sizeof t), q->ins->phase == DT_FWD ? "" : ", in backward");
+  dt_str_free(&chain);
+  return st;
+}
+
 static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const char *what, double value, dt_err *e) {
+  if (x->pipe) return dt_pipe_diagnose(x, batch, dt_loader_dataset(l), what, value, e);
   for (int m = 0; m < batch->nmicro; m++) {
-    bound_plan *b = plan_for(x, batch->micro[m].n);
-    DT_TRY(feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
+    bound_plan *b = dt_exec_plan_for(x, batch->micro[m].n);
+    DT_TRY(dt_exec_feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
     x->tick.micro = m;
     for (int i = 0; i < b->plan->seg[1].ins.n; i++) {
       bound *q = &b->seg[1][i];
@@ -231,28 +312,7 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
       q->call.flags = m == 0 ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
       q->run(&q->call);
       for (int o = 0; o < q->call.nout; o++)
-        if (!all_finite(&q->call.out[o])) {
-          char t[96], where[256] = "";
-          if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
-          DT_TRY(bad_id(q, where, e));
-          dt_str chain = {0}; /* the ops of a fused chain */
-          static const char *const ew[] = {
-#define EW(name, ...) #name,
-#include "../../kernels/elementwise.def"
-#undef EW
-          };
-          if (q->ins->vm)
-            for (int j = 0; j < q->ins->vm->nins; j++)
-              dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
-          dt_status st = dt_fail(e, DT_EUSER, where,
-                                 "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); "
-                                 "lower the learning rate, clip, or look at this operation's inputs",
-                                 (long long)batch->step + 1, what, value, dt_op(q->ins->op)->name,
-                                 chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
-                                 q->ins->phase == DT_FWD ? "" : ", in backward");
-          dt_str_free(&chain);
-          return st;
-        }
+        if (!dt_exec_finite(&q->call.out[o])) return dt_exec_blame(q, o, batch->step, what, value, e);
     }
   }
   return dt_fail(e, DT_EUSER, NULL,
@@ -263,16 +323,18 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
 /* running statistics: equal on all ranks after each step, as the mean over ranks */
 static dt_status share_buffers(dt_exec *x, dt_err *e) {
   const dt_plan *p = x->b[0].plan;
-  for (int i = 0; i < p->seg[1].ins.n; i++) {
-    const dt_instr *ins = &p->seg[1].ins.p[i];
+  dt_comm *c = x->replicas;
+  if (!c || c->size == 1) return DT_OK;
+  for (int s = DT_SEG_MICRO; s < p->nseg; s++)
+  for (int i = 0; s != DT_SEG_UPD && i < p->seg[s].ins.n; i++) {
+    const dt_instr *ins = &p->seg[s].ins.p[i];
     for (int o = 0; o < ins->nout; o++)
       for (int k = 0; k < p->g->buf.n; k++) {
         const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
         if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
             v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
           continue;
-        DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype,
-                                            DT_AVG, e));
+        DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
       }
   }
   return DT_OK;
@@ -295,20 +357,22 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   write_hypers(x, 0);
   DT_TRY(whole(x, main, 0, true, true, e));
   double stats[2] = {0, 0};
-  for (int m = 0; m < batch.nmicro; m++) {
-    bound_plan *b = plan_for(x, batch.micro[m].n);
+  if (x->pipe) DT_TRY(dt_pipe_step(x, &batch, dt_loader_dataset(l), stats, e));
+  for (int m = 0; m < batch.nmicro && !x->pipe; m++) {
+    bound_plan *b = dt_exec_plan_for(x, batch.micro[m].n);
     if (!b) return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch.micro[m].n);
     x->tick.micro = m;
-    DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
+    DT_TRY(dt_exec_feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
     DT_TRY(whole(x, b, 1, m == 0, m == batch.nmicro - 1, e));
     stats[0] += b->stats[0], stats[1] += b->stats[1];
   }
-  if (!batch.nmicro) { /* no samples here: zero gradients, every collective */
+  if (!batch.nmicro && !x->pipe) { /* no samples here: zero gradients, every collective */
     memset(x->base[DT_REG_GRAD], 0, (size_t)x->region_bytes[DT_REG_GRAD]);
-    DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
+    DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, 0, e));
   }
   if (c->size > 1) {
     DT_TRY(drain(x, e));
+    if (!x->tells) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
     DT_TRY(share_buffers(x, e));
   }
@@ -317,7 +381,7 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   if (!isfinite(info->loss) && !f16) return diagnose(x, &batch, l, "the loss", info->loss, e);
   write_hypers(x, stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;
-  DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, e));
+  DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, 0, e));
   if (main->plan->g->norm >= 0) {
     dt_value *v = &main->plan->g->val.p[main->plan->g->norm];
     info->norm = *(float *)(main->persist + v->addr);
@@ -325,7 +389,7 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   }
   info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
   if (!info->skipped) {
-    DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, e));
+    DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, 0, e));
     x->state.updates++;
   }
   if (f16) { /* dynamic loss scale: shrink after `hysteresis` overflows, grow after a window without one, never below 1 */
@@ -351,10 +415,12 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
   for (int i = 0; i < nsums; i++) sums[i] = 0;
   x->tick.step = x->state.step;
   bool fresh[DT_MAX_PLANS] = {0};
+  for (int i = 0; i < n && x->pipe; i++) DT_TRY(whole(x, &x->b[numbers[i]], DT_SEG_PRE, true, true, e));
   for (;;) {
     DT_TRY(dt_loader_next(l, &batch, e));
     if (!batch.count) break;
-    for (int m = 0; m < batch.nmicro; m++) {
+    if (x->pipe) DT_TRY(dt_pipe_eval(x, numbers, n, &batch, dt_loader_dataset(l), sums, nsums, e));
+    for (int m = 0; m < batch.nmicro && !x->pipe; m++) {
       int k = -1;
       for (int i = 0; i < n; i++)
         if (x->b[numbers[i]].plan->rows == batch.micro[m].n) k = numbers[i];
@@ -362,13 +428,14 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
       bound_plan *b = &x->b[k];
       if (!fresh[k]) DT_TRY(whole(x, b, 0, true, true, e));
       fresh[k] = true;
-      DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
+      DT_TRY(dt_exec_feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
       x->tick.micro = m;
       DT_TRY(whole(x, b, 1, true, true, e));
       for (int i = 0; i < nsums && i < b->plan->g->output.n; i++)
         sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
     }
   }
+  for (int i = 0; i < nsums && !x->tells; i++) sums[i] = 0;
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
   return DT_OK;
 }
@@ -386,7 +453,7 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
     if (dt_nbytes(&in[i].t)) memcpy(b->input[i].p, in[i].p, (size_t)dt_nbytes(&in[i].t));
   }
   x->tick.nsample = 0;
-  for (int s = 0; s < 3; s++) DT_TRY(whole(x, b, s, true, true, e));
+  for (int s = 0; s < DT_SEG_FIXED; s++) DT_TRY(whole(x, b, s, true, true, e));
   return drain(x, e);
 }
 

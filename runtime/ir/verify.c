@@ -16,6 +16,7 @@ static const span spans[] = {
     {DT_OP_all_reduce, DT_PLACED, DT_ORDERED}, {DT_OP_reduce_scatter, DT_PLACED, DT_ORDERED},
     {DT_OP_all_gather, DT_PLACED, DT_ORDERED}, {DT_OP_all_to_all, DT_PLACED, DT_ORDERED},
     {DT_OP_broadcast, DT_PLACED, DT_ORDERED},  {DT_OP_fused, DT_FUSED, DT_ORDERED},
+    {DT_OP_send, DT_STAGED, DT_ORDERED},       {DT_OP_recv, DT_STAGED, DT_ORDERED},
     {DT_OP_pack, DT_BUCKETED, DT_ORDERED},     {DT_OP_assign, DT_TRACED, DT_STAGED},
 };
 
@@ -105,6 +106,7 @@ static dt_status types_ok(const checker *c) {
   const dt_node *n = c->n;
   const dt_op_info *o = dt_op(n->op);
   if (n->op == DT_OP_fused) return n->vm ? program_ok(c, 0) : bad(c, "has no program");
+  if (n->op == DT_OP_recv) return n->nout == 1 ? DT_OK : bad(c, "receives %d values, not one", n->nout);
   if (o->flags & OP_LEAF) return n->nout == 1 ? DT_OK : bad(c, "a leaf has one value, not %d", n->nout);
   dt_attr a[DT_MAX_ATTR];
   memcpy(a, n->attr, sizeof a);

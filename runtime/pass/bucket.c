@@ -15,7 +15,10 @@ typedef struct slot {
   dt_nid ready;
   int group;
   int64_t numel;
+  int chunk; /* whose backward makes the gradient; SHARED: several do */
+  bool alone;
 } slot;
+enum { SHARED = -3 };
 
 static int by_ready(const void *a, const void *b) {
   const slot *x = a, *y = b;
@@ -30,8 +33,24 @@ static int64_t round_up(int64_t x, int64_t m) { return (x + m - 1) / m * m; }
 
 void dt_layout_fini(dt_layout *l) {
   for (int i = 0; i < l->n; i++) free(l->name[i]);
-  free(l->name), free(l->type), free(l->flat), free(l->bucket_end);
+  for (int i = 0; i < l->ncut; i++) free(l->cut[i]);
+  free(l->name), free(l->type), free(l->flat), free(l->bucket_end), free(l->cut), free(l->cut_nth);
   *l = (dt_layout){0};
+}
+
+/* The chunk whose backward gives a parameter its gradient, -1 when it gets none, SHARED when several chunks of this rank do; *wgt:
+ * weight gradients run apart, and this is one. */
+static int chunk_of(const dt_graph *g, const dt_param *p, bool *wgt) {
+  int chunk = -1;
+  const dt_node *a = p->grad >= 0 ? &g->node.p[g->val.p[p->grad].node] : NULL;
+  *wgt = false;
+  for (int k = 0; a && k < a->nin; k++) {
+    const dt_node *n = &g->node.p[g->val.p[a->in[k]].node];
+    if (n->phase == DT_PRE) continue;
+    *wgt |= n->phase == DT_WGT;
+    chunk = chunk == -1 || chunk == n->chunk ? n->chunk : SHARED;
+  }
+  return g->chunks ? chunk : chunk < 0 ? chunk : 0;
 }
 
 /* Layout from readiness. */
@@ -49,7 +68,9 @@ static dt_status make_layout(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err
       return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name,
                      dt_dtype_name(t->dtype));
     }
-    sl[i] = (slot){i, INT32_MAX, p->group, dt_numel(t)};
+    bool wgt;
+    int chunk = chunk_of(g, p, &wgt);
+    sl[i] = (slot){i, INT32_MAX, p->group, dt_numel(t), chunk, p->stages || chunk == SHARED};
     if (p->grad >= 0) {
       const dt_node *a = dt_node_of(g, p->grad);
       sl[i].ready = 0;
@@ -70,7 +91,9 @@ static dt_status make_layout(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err
   for (int i = 0, j; i < np; i = j) {
     int64_t limit = (l->nbucket ? s->bucket_bytes : s->first_bucket_bytes) / esize, size = 0;
     for (j = i; j < np && (j < nready) == (i < nready); j++) {
-      if (j > i && i < nready && size + sl[j].numel > limit) break;
+      if (j > i && i < nready &&
+          (size + sl[j].numel > limit || sl[j].chunk != sl[i].chunk || sl[j].alone || sl[i].alone))
+        break;
       size += round_up(sl[j].numel, ALIGN);
     }
     qsort(sl + i, (size_t)(j - i), sizeof *sl, by_group);
@@ -90,7 +113,9 @@ static dt_status make_layout(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err
 }
 
 static void copy_layout(const dt_layout *from, dt_layout *to) {
+  const dt_layout cut = *to; /* stage has given it one of its own */
   *to = *from;
+  to->ncut = cut.ncut, to->cut = cut.cut, to->cut_nth = cut.cut_nth;
   to->name = dt_xalloc(sizeof(char *) * (size_t)(from->n + 1));
   to->type = dt_xalloc(sizeof(dt_type) * (size_t)(from->n + 1));
   to->flat = dt_xalloc(sizeof(int64_t) * (size_t)(from->n + 1));
@@ -149,6 +174,7 @@ static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t
                .phase = (uint8_t)phase,
                .nin = (int16_t)nin,
                .nout = 1,
+               .chunk = g->chunk,
                .vm = vm,
                .serves = -1,
                .reason = reason};
@@ -183,17 +209,23 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int 
       dt_val x = g->node.p[ai].in[j];
       g->node.p[ai].in[j] = g->node.p[ai].in[j - 1], g->node.p[ai].in[j - 1] = x;
     }
+  /* the first in time overwrites, unless contributions come from several segments of a pipeline: who is first is the schedule's choice */
   dt_val last = -1;
+  bool mixed = false;
+  for (int k = 1; k < nin; k++) {
+    const dt_node *a = dt_node_of(g, g->node.p[ai].in[0]), *b = dt_node_of(g, g->node.p[ai].in[k]);
+    mixed |= g->chunks && (a->chunk != b->chunk || a->phase != b->phase);
+  }
   for (int k = 0; k < nin; k++) {
     dt_val v = g->node.p[ai].in[k];
     const dt_value *x = &g->val.p[v];
     dt_node *n = &g->node.p[x->node];
     bool direct = (dt_op(n->op)->flags & OP_ACC(1u << x->out)) && x->root == v && nuse[v] == 1 &&
                   dt_type_eq(&x->t, &t) && n->phase != DT_PRE;
-    if (direct) {
+    if (direct && (last >= 0 || !mixed)) {
       uint32_t bit = (uint32_t)DT_CALL_ACC0 << x->out;
       n->acc |= bit;
-      if (k == 0) n->acc_first0 |= bit;
+      if (k == 0 && !mixed) n->acc_first0 |= bit;
       alias(g, v, flat, p->flat);
       last = v;
       continue;
@@ -206,9 +238,16 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, const int 
       zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
       last = add_fused(g, NULL, 0, &t, zero, DT_PRE, "gradient starts at zero");
       alias(g, last, flat, p->flat);
+      if (direct) {
+        k--; /* again, now that there is something to add to */
+        continue;
+      }
     }
+    g->chunk = dt_node_of(g, v)->chunk;
     const dt_val in[2] = {last, v};
-    dt_val sum = add_fused(g, in, 2, &t, copy_program(g, &t, true), DT_BWD, "adds to the gradient");
+    dt_val sum = add_fused(g, in, 2, &t, copy_program(g, &t, true), dt_node_of(g, v)->phase == DT_WGT ? DT_WGT : DT_BWD,
+                           "adds to the gradient");
+    g->chunk = -1;
     alias(g, sum, flat, p->flat);
     g->node.p[ai].in[k] = sum;
     last = sum;
@@ -320,7 +359,6 @@ static dt_val flat_leaf(dt_graph *g, int op, int dtype, int64_t n, const char *n
 }
 
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
-  *l = (dt_layout){0};
   if (s->layout) copy_layout(s->layout, l);
   else DT_TRY(make_layout(g, s, l, e));
   DT_TRY(follow_layout(g, l, e));
@@ -339,7 +377,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   int *nuse = dt_xalloc(sizeof(int) * (size_t)(n0 + 1));
   for (dt_nid i = 0; i < g->node.n; i++)
     for (int k = 0; k < g->node.p[i].nin; k++) nuse[g->node.p[i].in[k]]++;
-  for (int i = 0; i < g->output.n; i++) nuse[g->output.p[i]]++;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) nuse[g->output.p[i]]++;
 
   /* flat leaves; every value that shared a parameter's or state's memory now shares the flat one */
   dt_val *to = dt_xalloc(sizeof(dt_val) * (size_t)(n0 + 1));
@@ -383,15 +422,25 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     }
     dt_attr a[DT_MAX_ATTR] = {0};
     a[0].i = begin, a[1].i = end;
-    g->phase = DT_BWD;
+    /* the last segment that adds to it; in a pipeline with several such chunks, the update */
+    int chunk = -1;
+    bool wgt = false;
+    for (int i = 0; i < np; i++)
+      if (g->param.p[i].grad >= 0 && g->param.p[i].bucket == b) {
+        bool w;
+        chunk = chunk_of(g, &g->param.p[i], &w);
+        wgt |= w;
+      }
+    dt_phase when = chunk == SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD;
+    g->phase = when, g->chunk = (int16_t)(chunk < 0 ? -1 : chunk);
     dt_val v = dt_bn(g, DT_OP_pack, in.p, in.n, a);
     dt_vec_free(&in);
     alias(g, v, fg, begin);
     if (shared && !g->plain_grad) {
       if (convert) {
         dt_type t = dt_type_make(s->comm_dtype, 1, &len);
-        v = add_fused(g, &v, 1, &t, copy_program(g, &t, false), DT_BWD, "gradients travel in 16 bits");
-        g->node.p[g->val.p[v].node].flags |= DT_NODE_LAST_MICRO;
+        v = add_fused(g, &v, 1, &t, copy_program(g, &t, false), when, "gradients travel in 16 bits");
+        if (when != DT_UPD) g->node.p[g->val.p[v].node].flags |= DT_NODE_LAST_MICRO;
         g->val.p[v].region = DT_REG_COMM;
       }
       dt_attr c[DT_MAX_ATTR];
@@ -399,14 +448,31 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
       dt_group_set(g, c, (dt_group){.axes = 1 << data});
       dt_val r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
       dt_node *n = dt_node_of(g, r);
-      n->flags |= DT_NODE_LAST_MICRO;
+      if (when != DT_UPD) n->flags |= DT_NODE_LAST_MICRO;
       n->reason = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over \"data\" become whole", b);
       alias(g, r, g->val.p[v].root, g->val.p[v].offset);
       g->val.p[r].place[data].kind = DT_R;
       v = r;
     }
     reduced[b] = v;
+    g->chunk = -1;
     dt_vec_push(&g->bucket, ((dt_bucket){begin, end, v, g->val.p[v].node}));
+  }
+  /* a parameter of several stages, alone in its bucket: their gradients together. In the order of parameters, which all ranks share */
+  for (int i = 0; i < np && grads && !g->plain_grad; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (!p->stages || p->grad < 0) continue;
+    dt_val v = reduced[p->bucket];
+    dt_attr c[DT_MAX_ATTR];
+    dt_op_defaults(DT_OP_all_reduce, c);
+    dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages});
+    g->phase = DT_UPD, g->file = p->file, g->line = p->line;
+    dt_val r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
+    dt_node_of(g, r)->reason = dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
+    alias(g, r, g->val.p[v].root, g->val.p[v].offset);
+    reduced[p->bucket] = r;
+    for (int b = 0; b < g->bucket.n; b++)
+      if (g->bucket.p[b].flat == v) g->bucket.p[b].flat = r;
   }
   /* the optimizer reads the reduced gradients; the norm reads whole buckets */
   int nn = g->node.n;
@@ -425,15 +491,26 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   for (dt_nid i = 0; i < nn; i++) {
     dt_node *n = &g->node.p[i];
     if (n->phase != DT_UPD) continue;
-    if (n->op == DT_OP_sum_squares) {
+    if (n->op == DT_OP_sum_squares) { /* whole buckets where it reads all of a bucket's gradients */
       int k = 0;
-      bool all = true;
-      for (int j = 0; j < n->nin; j++) all &= now[n->in[j]] >= 0;
-      if (all && n->nin >= g->bucket.n) {
-        for (int b = 0; b < g->bucket.n; b++) n->in[k++] = g->bucket.p[b].flat;
-        n->nin = (int16_t)k;
-        continue;
+      int *mine = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1)), *whole = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1));
+      int *bucket = dt_xalloc(sizeof(int) * (size_t)(n->nin + 1));
+      for (int i = 0; i < np; i++)
+        if (g->param.p[i].grad >= 0) whole[g->param.p[i].bucket]++;
+      for (int j = 0; j < n->nin; j++) {
+        bucket[j] = -1;
+        for (int i = 0; i < np; i++)
+          if (g->param.p[i].grad == n->in[j]) bucket[j] = g->param.p[i].bucket;
+        if (bucket[j] >= 0) mine[bucket[j]]++;
       }
+      dt_val *in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(n->nin + 1));
+      for (int b = 0; b < l->nbucket; b++)
+        if (mine[b] && mine[b] == whole[b]) in[k++] = reduced[b];
+      for (int j = 0; j < n->nin; j++)
+        if (bucket[j] < 0 || mine[bucket[j]] != whole[bucket[j]]) in[k++] = n->in[j] < nv && now[n->in[j]] >= 0 ? now[n->in[j]] : n->in[j];
+      n->in = in, n->nin = (int16_t)k;
+      free(mine), free(whole), free(bucket);
+      continue;
     }
     for (int k = 0; k < n->nin; k++)
       if (n->in[k] < nv && now[n->in[k]] >= 0) n->in[k] = now[n->in[k]];

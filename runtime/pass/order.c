@@ -36,10 +36,17 @@ static dt_nid heap_pop(heap *h) {
   return top;
 }
 
-/* rank of a phase in time: input and weight gradients of a microbatch share a segment */
-static uint64_t when(const dt_node *n) {
+/* rank of a node's segment in time: input and weight gradients of a microbatch share one, unless a pipeline splits them; chunks go
+ * forward in order and backward in the reverse */
+static uint64_t when(const dt_graph *g, const dt_node *n) {
   static const uint8_t t[] = {[DT_PRE] = 1, [DT_FWD] = 2, [DT_BWD] = 3, [DT_WGT] = 3, [DT_UPD] = 4};
-  return dt_op(n->op)->flags & OP_LEAF ? 0 : t[n->phase];
+  if (dt_op(n->op)->flags & OP_LEAF) return 0;
+  if (!g->chunks) return t[n->phase];
+  uint64_t c = (uint64_t)g->chunks, mine = n->chunk > 0 ? (uint64_t)n->chunk : 0;
+  if (n->phase == DT_PRE) return 1;
+  if (n->phase == DT_FWD) return 2 + mine;
+  if (n->phase == DT_UPD) return 2 + 3 * c;
+  return 2 + c + 2 * (c - 1 - mine) + (n->phase == DT_WGT);
 }
 
 /* Runs as soon as it can: communication, and what joins and converts its input. */
@@ -89,7 +96,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
         dt_nid p = u->node;
         while ((dt_op(g->node.p[p].op)->flags & OP_VIEW) && g->node.p[p].nin) p = g->val.p[g->node.p[p].in[0]].node;
         if (!(dt_op(g->node.p[p].op)->flags & OP_LEAF)) continue;
-        if (when(x) > when(&g->node.p[y->node])) continue; /* a later phase reads the new value */
+        if (when(g, x) > when(g, &g->node.p[y->node])) continue; /* a later phase reads the new value */
         if (ue <= y->offset || y->offset + dt_numel(&y->t) <= ub) continue;
         dt_vec_push(&from, i);
         dt_vec_push(&to, y->node);
@@ -110,7 +117,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   for (int i = 0; i < n; i++) place[i] = -1;
   DT_VEC(dt_node) sorted = {0};
   int living = 0;
-#define KEY(i) (when(&g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint64_t)(uint32_t)(i))
+#define KEY(i) (when(g, &g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint64_t)(uint32_t)(i))
   for (dt_nid i = 0; i < n; i++) {
     if (g->node.p[i].flags & DT_NODE_DEAD) continue;
     living++;
@@ -150,11 +157,11 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
   (void)s;
   DT_TRY(dt_graph_sort(g, e));
   dt_graph_compact(g);
-  double left[DT_UPD + 1] = {0};
+  double *left = dt_xalloc(sizeof(double) * (size_t)(3 * g->chunks + 5)); /* of work, by segment */
   for (dt_nid i = g->node.n - 1; i >= 0; i--) {
     dt_node *x = &g->node.p[i];
     x->order = i;
-    int seg = x->phase == DT_WGT || x->phase == DT_FWD ? DT_BWD : x->phase;
+    int seg = (int)when(g, x) + (!g->chunks && x->phase == DT_FWD);
     if (dt_op(x->op)->flags & OP_COMM) {
       x->stream = DT_STREAM_COMM;
       if (left[seg] < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
@@ -162,6 +169,7 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
     }
     left[seg] += dt_node_cost(g, i).flops;
   }
+  free(left);
   g->level = DT_ORDERED;
   return DT_OK;
 }

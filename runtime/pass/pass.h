@@ -19,6 +19,13 @@ typedef struct dt_spec {
   int64_t bucket_bytes, first_bucket_bytes;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
+  /* the mesh's axis "pipeline" */
+  int chunks;                       /* stages a rank; 0 counts as 1 */
+  bool split;                       /* the schedule has actions for weight gradients */
+  const char *const *const *starts; /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
+  const char *where;                /* position of errors about stages and schedules, or NULL */
+  int nschedule;
+  const struct dt_schedule *const *schedule; /* [nschedule] one for each number of microbatches that a step may have */
 } dt_spec;
 
 /* Where each parameter lives in the flat buffers: made by the training plan, shared with evaluation and other microbatch sizes. */
@@ -31,6 +38,9 @@ typedef struct dt_layout {
   int dtype;     /* of all parameters: DT_F32 or DT_F64 */
   int nbucket;
   int64_t *bucket_end; /* [nbucket] element where each bucket ends; the rest has no gradient */
+  int ncut;            /* where stages 1, 2, ... begin: at the nth reader of a parameter */
+  char **cut;
+  int *cut_nth;
 } dt_layout;
 
 void dt_layout_fini(dt_layout *l);
@@ -41,17 +51,20 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled /* [g->pa
 dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);
-dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_err *e);
+/* layout: gets the cut (or gives it, when the spec has one already) */
+dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err *e);
 dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);
 /* out: the layout that was made or followed (owned by the caller) */
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
-dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e);
+/* slot: [g->chunks] bytes of what a microbatch keeps from forward to backward, in region DT_REG_ACT; bytes leaves it out */
+dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
+                         dt_err *e);
 
 /* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
  * DT_DUMP names ("all" = every one) on stderr. */
 dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
-                    dt_err *e);
+                    int64_t *slot, dt_err *e);
 /* Reorders living nodes: phases in order, producers before users, readers of a leaf's old value before its writer; otherwise as they stood.
  * A cycle is our own bug. Ids change: node ids in values are renumbered. */
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);

@@ -10,7 +10,7 @@ static const struct pass {
 } passes[] = {
     {"precision", dt_pass_precision},
     {"recompute", dt_pass_recompute},
-    {"stage", dt_pass_stage},
+    {"stage", NULL},
     {"fuse", dt_pass_fuse},
     {"bucket", NULL},
     {"order", dt_pass_order},
@@ -33,17 +33,19 @@ void dt_dump_pass(const dt_graph *g, const char *when, const char *pass) {
 }
 
 dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
-                    dt_err *e) {
+                    int64_t *slot, dt_err *e) {
   if (g->level == DT_UPDATED) dt_dump_pass(g, "after", "update"); /* the optimizer was traced in between */
   DT_TRY(dt_verify(g, e));
+  *layout = (dt_layout){0};
   for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
     dt_dump_pass(g, "before", passes[i].name);
-    DT_TRY(passes[i].run ? passes[i].run(g, s, e) : dt_pass_bucket(g, s, layout, e));
+    if (passes[i].run) DT_TRY(passes[i].run(g, s, e));
+    else DT_TRY(*passes[i].name == 's' ? dt_pass_stage(g, s, layout, e) : dt_pass_bucket(g, s, layout, e));
     dt_dump_pass(g, "after", passes[i].name);
     DT_TRY(dt_verify(g, e));
   }
   dt_dump_pass(g, "before", "memory");
-  DT_TRY(dt_pass_memory(g, s, bytes, workspace, e));
+  DT_TRY(dt_pass_memory(g, s, bytes, workspace, slot, e));
   dt_dump_pass(g, "after", "memory");
   return DT_OK;
 }

@@ -68,12 +68,20 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
   }
   /* rebuild the node list: leaves, then casts, then the rest in their order */
   DT_VEC(dt_node) all = {0};
+  dt_nid *place = dt_xalloc(sizeof(dt_nid) * (size_t)(n0 + 1)); /* where a node of the old list is in `all` */
   for (int i = 0; i < body.n; i++)
-    if (dt_op(body.p[i].op)->flags & OP_LEAF) dt_vec_push(&all, body.p[i]);
+    if (dt_op(body.p[i].op)->flags & OP_LEAF) {
+      place[i] = all.n;
+      dt_vec_push(&all, body.p[i]);
+    }
   for (int i = 0; i < casts.n; i++) dt_vec_push(&all, casts.p[i]);
   int first = all.n;
   for (int i = 0; i < body.n; i++)
-    if (!(dt_op(body.p[i].op)->flags & OP_LEAF)) dt_vec_push(&all, body.p[i]);
+    if (!(dt_op(body.p[i].op)->flags & OP_LEAF)) {
+      place[i] = all.n;
+      dt_vec_push(&all, body.p[i]);
+    }
+  dt_nid *now = dt_xalloc(sizeof(dt_nid) * (size_t)(all.n + 1)); /* new id of an entry of `all` */
   dt_vec_free(&body);
   dt_vec_free(&casts);
   free(memo);
@@ -89,6 +97,7 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
   /* derive types again in order; extra casts are appended to `out` before the node that needs them */
   g->node.n = 0;
   for (int i = 0; i < first; i++) {
+    now[i] = g->node.n;
     dt_vec_push(&g->node, all.p[i]);
     for (int o = 0; o < all.p[i].nout; o++) g->val.p[all.p[i].out[o]].node = g->node.n - 1;
   }
@@ -111,8 +120,9 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
                  g->node.p[g->val.p[v].node].op != DT_OP_buffer)
           want = lo;
         if (want != t && dt_is_float(t)) {
-          g->phase = n.phase, g->file = n.file, g->line = n.line, g->serves = n.serves;
+          g->phase = n.phase, g->file = n.file, g->line = n.line, g->serves = -1;
           n.in[k] = dt_cast(g, v, want);
+          dt_node_of(g, n.in[k])->serves = n.serves;
         }
       }
       /* an output that accumulates is f32 whatever the inputs */
@@ -132,9 +142,13 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
         g->val.p[n.out[o]].t = c.out[o];
       }
     }
+    now[i] = g->node.n;
     dt_vec_push(&g->node, n);
     for (int o = 0; o < n.nout; o++) g->val.p[n.out[o]].node = g->node.n - 1;
   }
+  for (int i = 0; i < g->node.n && !st; i++)
+    if (g->node.p[i].serves >= 0) g->node.p[i].serves = now[place[g->node.p[i].serves]];
+  free(place), free(now);
   dt_vec_free(&all);
   free(feeds);
   return st;

@@ -6,13 +6,18 @@
 
 #include <stdlib.h>
 
-static int segment_of(const dt_node *n) { return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1; }
+static int segment_of(const dt_graph *g, const dt_node *n) {
+  if (n->phase == DT_PRE || n->phase == DT_UPD) return n->phase == DT_PRE ? DT_SEG_PRE : DT_SEG_UPD;
+  if (!g->chunks) return DT_SEG_MICRO;
+  return DT_SEG_FIXED + 3 * (n->chunk > 0 ? n->chunk : 0) + (n->phase == DT_FWD ? 0 : n->phase == DT_BWD ? 1 : 2);
+}
 
 static void address(const dt_graph *g, dt_val v, dt_view *w, dt_addr *a) {
   const dt_value *x = &g->val.p[v], *r = &g->val.p[x->root];
   *w = (dt_view){.t = x->t};
   memcpy(w->stride, x->stride, sizeof w->stride);
   a->region = r->region;
+  a->slot = g->chunks && r->region == DT_REG_ACT;
   a->off = r->addr + x->offset * (int64_t)dt_dtype_size(r->t.dtype);
 }
 
@@ -49,7 +54,8 @@ static void lower(dt_plan *p) {
     if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
         n->op == DT_OP_pack)
       continue;
-    dt_segment *seg = &p->seg[segment_of(n)];
+    int at = segment_of(g, n);
+    dt_segment *seg = &p->seg[at];
     for (int f = 0; f < flying.n; f++) {
       if (flying.p[f] < 0 || !overlaps(g, n, flying.p[f])) continue;
       dt_instr w = {.kind = DT_I_WAIT,
@@ -78,9 +84,18 @@ static void lower(dt_plan *p) {
     memcpy(x.attr, n->attr, sizeof x.attr);
     x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(n->nin + n->nout + 1));
     x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(n->nin + n->nout + 1));
-    for (int k = 0; k < n->nin; k++) address(g, n->in[k], &x.view[k], &x.addr[k]);
+    for (int k = 0; k < n->nin; k++) {
+      address(g, n->in[k], &x.view[k], &x.addr[k]);
+      seg->reads |= dt_node_of(g, g->val.p[n->in[k]].root)->op == DT_OP_input;
+    }
     for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[n->nin + o], &x.addr[n->nin + o]);
-    if (op->flags & OP_COMM) {
+    if (n->op == DT_OP_send || n->op == DT_OP_recv) {
+      bool send = n->op == DT_OP_send;
+      x.kind = send ? DT_I_SEND : DT_I_RECV;
+      x.group = dt_node_group(n);
+      x.lane = p->lane.n;
+      dt_vec_push(&p->lane, ((dt_lane){send, at, (int)n->attr[3].i, (int)n->attr[4].i, dt_nbytes(&x.view[0].t)}));
+    } else if (op->flags & OP_COMM) {
       x.kind = DT_I_COMM;
       x.group = dt_node_group(n);
       x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
@@ -141,29 +156,116 @@ static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
   dt_str_add(out, "\n");
 }
 
+/* The k-th segment in time: the update is last. */
+static int seg_at(const dt_plan *p, int k) {
+  return k < DT_SEG_UPD ? k : k == p->nseg - 1 ? DT_SEG_UPD : k + 1;
+}
+
 /* Without the regions' sizes: workspace depends on a rank's threads, and hosts may differ in cores. */
 void dt_plan_text(const dt_plan *p, dt_str *out) {
   static const char *const name[3] = {"once a step, before", "each microbatch", "once a step, after"};
-  for (int s = 0; s < 3; s++) {
-    dt_str_add(out, "-- %s\n", name[s]);
+  static const char *const part[3] = {"forward", "backward", "weight gradients"};
+  for (int k = 0; k < p->nseg; k++) {
+    int s = seg_at(p, k);
+    if (s < DT_SEG_FIXED) dt_str_add(out, "-- %s\n", name[s]);
+    else dt_str_add(out, "-- chunk %d, %s\n", (s - DT_SEG_FIXED) / 3, part[(s - DT_SEG_FIXED) % 3]);
     for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p->g, &p->seg[s].ins.p[i], out);
   }
 }
 
 void dt_plan_collectives(const dt_plan *p, dt_str *out) {
-  for (int s = 0; s < 3; s++)
+  for (int k = 0; k < p->nseg; k++) {
+    int s = seg_at(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
+      if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) {
+        const dt_type *t = &x->view[0].t;
+        dt_str_add(out, "%s pipeline %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
+                   x->kind == DT_I_SEND ? "to" : "from", p->lane.p[x->lane].peer, dt_dtype_name(t->dtype),
+                   (long long)dt_nbytes(t), x->reason ? x->reason : "");
+      }
       if (x->kind != DT_I_COMM) continue;
       static const char *const red[] = {"sum", "max", "min", "mean"};
       const dt_type *t = &x->view[0].t;
       dt_str_add(out, "%s", dt_op(x->op)->name);
       group_text(p->g, x->group, out);
       dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
-                 x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch" : "each microbatch",
+                 s == DT_SEG_UPD || s == DT_SEG_PRE         ? "once a step"
+                 : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
+                                                 : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
                  x->reason ? x->reason : "", "");
     }
+  }
+}
+
+int64_t dt_plan_slots(dt_plan *const *p, int n) {
+  int64_t sum = 0;
+  int chunks = 0;
+  for (int k = 0; k < n; k++)
+    if (p[k]->nrun && p[k]->g->chunks > chunks) chunks = p[k]->g->chunks;
+  for (int c = 0; c < chunks; c++) {
+    int64_t most = 0;
+    int slots = 0;
+    for (int k = 0; k < n; k++) {
+      if (!p[k]->nrun) continue;
+      if (p[k]->slot[c] > most) most = p[k]->slot[c];
+      if (p[k]->slots[c] > slots) slots = p[k]->slots[c];
+    }
+    sum += most * slots;
+  }
+  return sum;
+}
+
+int64_t dt_plan_rings(dt_plan *const *p, int n) {
+  int64_t sum = 0;
+  int lanes = 0, depth = 0;
+  for (int k = 0; k < n; k++) {
+    if (p[k]->lane.n > lanes) lanes = p[k]->lane.n;
+    if (p[k]->depth > depth) depth = p[k]->depth;
+  }
+  for (int i = 0; i < lanes; i++) {
+    int64_t most = 0;
+    for (int k = 0; k < n; k++)
+      if (i < p[k]->lane.n && p[k]->lane.p[i].bytes > most) most = p[k]->lane.p[i].bytes;
+    sum += (most + 63) / 64 * 64 * depth;
+  }
+  return sum;
+}
+
+/* This rank's part of the schedules. */
+static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
+  dt_graph *g = p->g;
+  int axis = dt_mesh_axis(&g->mesh, "pipeline"), me = dt_mesh_coord(&g->mesh, s->rank, axis), npairs = 0;
+  p->depth = p->lane.n ? 2 : 0;
+  p->slots = dt_xalloc(sizeof(int) * (size_t)(g->chunks + 1));
+  if (!g->chunks || !s->train) return DT_OK;
+  if (!s->nschedule) return dt_fail(e, DT_EBUG, NULL, "a pipeline's training plan needs a schedule");
+  dt_link *pair = dt_xalloc(sizeof(dt_link) * (size_t)(g->edge.n + 1));
+  for (int i = 0; i < g->edge.n; i++) { /* each pair of stages once */
+    int k = 0;
+    while (k < npairs && (pair[k].from != g->edge.p[i].from || pair[k].to != g->edge.p[i].to)) k++;
+    if (k == npairs) pair[npairs++] = (dt_link){g->edge.p[i].from, g->edge.p[i].to};
+  }
+  p->nrun = s->nschedule;
+  p->run = dt_xalloc(sizeof(dt_run) * (size_t)p->nrun);
+  dt_status st = DT_OK;
+  for (int k = 0; k < p->nrun && !st; k++) {
+    const dt_schedule *d = s->schedule[k];
+    p->run[k] = (dt_run){d->micros, d->n[me], dt_xalloc(sizeof(dt_action) * (size_t)(d->n[me] + 1))};
+    memcpy(p->run[k].action, d->action[me], sizeof(dt_action) * (size_t)d->n[me]);
+    for (int c = 0; c < g->chunks; c++)
+      if (d->slots[me * g->chunks + c] > p->slots[c]) p->slots[c] = d->slots[me * g->chunks + c];
+    int depth = dt_schedule_depth(d, pair, npairs);
+    if (depth > p->depth) p->depth = depth;
+    if (!dt_schedule_same_end(s->schedule[0], d, me))
+      st = dt_fail(e, DT_EUSER, s->where,
+                   "schedule: with %d microbatches the chunks of stage %d end in another order than with %d; gradients are "
+                   "reduced in that order, so it must not depend on the number of microbatches",
+                   d->micros, me, s->schedule[0]->micros);
+  }
+  free(pair);
+  return st;
 }
 
 dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **out, dt_err *e) {
@@ -172,15 +274,24 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   p->g = g;
   p->spec = *s;
   p->spec.layout = NULL;
+  p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
+  p->slot = dt_xalloc(sizeof(int64_t) * (size_t)(s->chunks + 1));
   p->rows = rows;
   dt_graph_prune(g, 0);
   dt_graph_compact(g);
-  dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, e);
+  dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, p->slot, e);
+  if (!st) {
+    p->nseg = DT_SEG_FIXED + 3 * g->chunks;
+    p->seg = dt_xalloc(sizeof(dt_segment) * (size_t)p->nseg);
+    lower(p);
+    st = take_schedules(p, s, e);
+  }
   if (st) {
     dt_plan_free(p);
     return st;
   }
-  lower(p);
+  p->bytes[DT_REG_ACT] += dt_plan_slots(&p, 1);
+  p->bytes[DT_REG_COMM] += dt_plan_rings(&p, 1);
   dt_str text = {0};
   dt_plan_text(p, &text);
   p->hash = dt_hash(text.p, text.n, 0);
@@ -191,7 +302,10 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
 
 void dt_plan_free(dt_plan *p) {
   if (!p) return;
-  for (int i = 0; i < 3; i++) dt_vec_free(&p->seg[i].ins);
+  for (int i = 0; i < p->nseg; i++) dt_vec_free(&p->seg[i].ins);
+  for (int i = 0; i < p->nrun; i++) free(p->run[i].action);
+  dt_vec_free(&p->lane);
+  free(p->seg), free(p->run), free(p->slots), free(p->slot);
   dt_layout_fini(&p->layout);
   dt_graph_fini(p->g);
   free(p->g);

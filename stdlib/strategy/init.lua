@@ -6,7 +6,7 @@
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
 --   axis(p)                  name and size of the mesh axis that it adds, when larger than 1
 --   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
---   compile(o, p, mesh)      adds to the options of graph:compile
+--   compile(o, p, mesh, graph, how)   adds to the options of graph:compile; how: see trace.train
 local util = require "dtrain.util"
 
 local M = {}
@@ -96,6 +96,6 @@ local function each(self, what, ...)
 end
 
 function Strategy:place(graph, mesh) each(self, "place", graph, self.p, mesh) end
-function Strategy:compile(options, mesh) each(self, "compile", options, self.p, mesh) end
+function Strategy:compile(options, mesh, graph, how) each(self, "compile", options, self.p, mesh, graph, how) end
 
 return M
