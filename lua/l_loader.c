@@ -117,8 +117,8 @@ static int l_next(lua_State *L) {
 
 void dtl_open_loader(lua_State *L) {
   static const luaL_Reg fn[] = {{"loader", l_loader}, {NULL, NULL}};
-  static const luaL_Reg method[] = {
-      {"sizes", l_sizes}, {"micros", l_micros}, {"steps_per_epoch", l_steps}, {"seek", l_seek}, {"next", l_next}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"sizes", l_sizes}, {"micros", l_micros}, {"steps_per_epoch", l_steps},
+                                    {"seek", l_seek},   {"next", l_next},     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_LOADER);
   lua_pushcfunction(L, loader_gc);

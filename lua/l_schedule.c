@@ -25,7 +25,8 @@ static _Noreturn void nonsense(lua_State *L, const char *name, const char *where
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  dt_fail(&e, DT_EUSER, where, "schedule %s: stage %d: %s; it must return a list of { \"F\" | \"B\" | \"W\", microbatch [, chunk] }", name,
+  dt_fail(&e, DT_EUSER, where,
+          "schedule %s: stage %d: %s; it must return a list of { \"F\" | \"B\" | \"W\", microbatch [, chunk] }", name,
           rank, text);
   dtl_raise(L, &e);
 }

@@ -326,17 +326,17 @@ static dt_status share_buffers(dt_exec *x, dt_err *e) {
   dt_comm *c = x->replicas;
   if (!c || c->size == 1) return DT_OK;
   for (int s = DT_SEG_MICRO; s < p->nseg; s++)
-  for (int i = 0; s != DT_SEG_UPD && i < p->seg[s].ins.n; i++) {
-    const dt_instr *ins = &p->seg[s].ins.p[i];
-    for (int o = 0; o < ins->nout; o++)
-      for (int k = 0; k < p->g->buf.n; k++) {
-        const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
-        if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
-            v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
-          continue;
-        DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
-      }
-  }
+    for (int i = 0; s != DT_SEG_UPD && i < p->seg[s].ins.n; i++) {
+      const dt_instr *ins = &p->seg[s].ins.p[i];
+      for (int o = 0; o < ins->nout; o++)
+        for (int k = 0; k < p->g->buf.n; k++) {
+          const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
+          if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
+              v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
+            continue;
+          DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
+        }
+    }
   return DT_OK;
 }
 

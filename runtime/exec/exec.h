@@ -9,15 +9,15 @@ typedef struct bound { /* an instruction with its pointers */
   const dt_instr *ins;
   void (*run)(dt_call *);
   dt_commjob job;
-  int slotted; /* its place among the segment's instructions that touch a slot, -1: it touches none */
+  int slotted;    /* its place among the segment's instructions that touch a slot, -1: it touches none */
   double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
 } bound;
 typedef struct bound_plan {
   dt_plan *plan;
-  bound **seg;     /* [nseg] instructions, bound to slot 0 where they touch one */
-  bound **more;    /* [nseg] those that do, bound to slots 1, 2, ... */
-  int *nslotted;   /* [nseg] */
+  bound **seg;      /* [nseg] instructions, bound to slot 0 where they touch one */
+  bound **more;     /* [nseg] those that do, bound to slots 1, 2, ... */
+  int *nslotted;    /* [nseg] */
   char *persist;    /* this plan's own inputs, scalars and outputs */
   int64_t *samples; /* [rows] what tick->sample points to */
   dt_view *input, *output;
@@ -44,7 +44,7 @@ typedef struct pipe { /* of a rank on the axis "pipeline" */
   int micros;
   const dt_batch *batch;
   bool evaluating;
-  int micro; /* running now */
+  int micro;          /* running now */
   const int *numbers; /* evaluation's plans */
   int nnumbers;
   bool look; /* stop at nothing, note the first value that is not finite */
@@ -70,9 +70,9 @@ struct dt_exec {
   const char **names;
   dt_view *views;
   int nnames;
-  int *field_of; /* scratch: loader field of each input */
-  pipe *pipe;    /* NULL: none */
-  bool tells;    /* its loss, statistics and metrics are the ones that count: once for each part of the data */
+  int *field_of;     /* scratch: loader field of each input */
+  pipe *pipe;        /* NULL: none */
+  bool tells;        /* its loss, statistics and metrics are the ones that count: once for each part of the data */
   dt_comm *replicas; /* ranks that have this rank's stage */
 };
 

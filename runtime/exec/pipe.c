@@ -131,10 +131,12 @@ static const dt_run *run_of(const dt_exec *x, int micros) {
   return NULL;
 }
 
-static int segment(const dt_action *a) { return DT_SEG_FIXED + 3 * a->chunk + (a->kind == 'F' ? 0 : a->kind == 'B' ? 1 : 2); }
+static int segment(const dt_action *a) {
+  return DT_SEG_FIXED + 3 * a->chunk + (a->kind == 'F' ? 0 : a->kind == 'B' ? 1 : 2);
+}
 
-static dt_status act(dt_exec *x, bound_plan *b, int micro, int seg, const dt_dataset *ds, bool first, bool last, int slot,
-                     dt_err *e) {
+static dt_status act(dt_exec *x, bound_plan *b, int micro, int seg, const dt_dataset *ds, bool first, bool last,
+                     int slot, dt_err *e) {
   const dt_micro *m = &x->pipe->batch->micro[micro];
   x->pipe->micro = micro;
   x->tick.micro = micro;
@@ -183,7 +185,8 @@ dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *ba
   p->numbers = numbers, p->nnumbers = n, p->evaluating = true;
   for (int k = 0; k < batch->nmicro; k++) {
     p->batch = batch;
-    if (!plan_of(x, k)) return dt_fail(e, DT_EBUG, NULL, "no evaluation plan for %lld rows", (long long)batch->micro[k].n);
+    if (!plan_of(x, k))
+      return dt_fail(e, DT_EBUG, NULL, "no evaluation plan for %lld rows", (long long)batch->micro[k].n);
   }
   if (!batch->nmicro) return DT_OK;
   const dt_plan *any = x->b[numbers[0]].plan;
@@ -202,7 +205,8 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
                            dt_err *e) {
   pipe *p = x->pipe;
   const dt_graph *g = x->b[0].plan->g;
-  int axis = dt_mesh_axis(&g->mesh, "pipeline"), ranks = g->mesh.size[axis], me = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis);
+  int axis = dt_mesh_axis(&g->mesh, "pipeline"), ranks = g->mesh.size[axis],
+      me = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis);
   double stats[2] = {0, 0}, none = 4.0 * ranks * p->chunks, where = none;
   p->look = true, p->bad = NULL, p->bad_stage = 0;
   DT_TRY(dt_pipe_step(x, batch, ds, stats, e));

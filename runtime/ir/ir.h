@@ -128,8 +128,9 @@ typedef struct dt_param {
   dt_val val;
   dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
   int partial; /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
-  uint64_t stages; /* coordinates on the axis "pipeline" (bits) whose stages use it, when more than one do: set by stage */
-  bool counted;    /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
+  uint64_t
+      stages;   /* coordinates on the axis "pipeline" (bits) whose stages use it, when more than one do: set by stage */
+  bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
   bool trainable;
   dt_init init;
   int group;    /* optimizer group */
@@ -194,7 +195,7 @@ typedef struct dt_edge {
 typedef struct dt_held {
   const char *name; /* as dt_exec_names gives it */
   dt_type t;
-  int owner; /* coordinate of the first stage that holds it */
+  int owner;   /* coordinate of the first stage that holds it */
   bool missed; /* a trainable parameter that gets no gradient */
 } dt_held;
 
@@ -222,11 +223,11 @@ typedef struct dt_graph {
   dt_nid serves;
   int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis "pipeline"; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
-  int chunks;                /* stages on this rank; 0: no pipeline */
-  bool split;                /* weight gradients (DT_WGT) run apart from input gradients */
+  int chunks; /* stages on this rank; 0: no pipeline */
+  bool split; /* weight gradients (DT_WGT) run apart from input gradients */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
-  const char *cut_text;      /* how the whole graph was cut, for the ranks to compare */
+  const char *cut_text; /* how the whole graph was cut, for the ranks to compare */
 } dt_graph;
 
 void dt_graph_init(dt_graph *g);

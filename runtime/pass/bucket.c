@@ -468,7 +468,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages});
     g->phase = DT_UPD, g->file = p->file, g->line = p->line;
     dt_val r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
-    dt_node_of(g, r)->reason = dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
+    dt_node_of(g, r)->reason = dt_arena_printf(
+        &g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
     alias(g, r, g->val.p[v].root, g->val.p[v].offset);
     reduced[p->bucket] = r;
     for (int b = 0; b < g->bucket.n; b++)
@@ -493,7 +494,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     if (n->phase != DT_UPD) continue;
     if (n->op == DT_OP_sum_squares) { /* whole buckets where it reads all of a bucket's gradients */
       int k = 0;
-      int *mine = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1)), *whole = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1));
+      int *mine = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1)),
+          *whole = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1));
       int *bucket = dt_xalloc(sizeof(int) * (size_t)(n->nin + 1));
       for (int i = 0; i < np; i++)
         if (g->param.p[i].grad >= 0) whole[g->param.p[i].bucket]++;
@@ -507,7 +509,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
       for (int b = 0; b < l->nbucket; b++)
         if (mine[b] && mine[b] == whole[b]) in[k++] = reduced[b];
       for (int j = 0; j < n->nin; j++)
-        if (bucket[j] < 0 || mine[bucket[j]] != whole[bucket[j]]) in[k++] = n->in[j] < nv && now[n->in[j]] >= 0 ? now[n->in[j]] : n->in[j];
+        if (bucket[j] < 0 || mine[bucket[j]] != whole[bucket[j]])
+          in[k++] = n->in[j] < nv && now[n->in[j]] >= 0 ? now[n->in[j]] : n->in[j];
       n->in = in, n->nin = (int16_t)k;
       free(mine), free(whole), free(bucket);
       continue;

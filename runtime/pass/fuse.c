@@ -338,8 +338,8 @@ static void lower_assigns(fuser *f) {
     const dt_node *p = &g->node.p[g->val.p[src].node];
     const dt_value *d = &g->val.p[dst];
     dt_value *s = &g->val.p[src];
-    if (p->op == DT_OP_fused && p->phase == n->phase && p->chunk == n->chunk && s->root == src && same_dims(&s->t, &d->t) &&
-        s->t.dtype == d->t.dtype && !f->kept[src]) {
+    if (p->op == DT_OP_fused && p->phase == n->phase && p->chunk == n->chunk && s->root == src &&
+        same_dims(&s->t, &d->t) && s->t.dtype == d->t.dtype && !f->kept[src]) {
       s->root = d->root, s->offset = d->offset;
       memcpy(s->stride, d->stride, sizeof s->stride);
       n->flags |= DT_NODE_DEAD;

@@ -139,8 +139,8 @@ static int place_slots(dt_graph *g, life *l, int n, int64_t *slot) {
   return left;
 }
 
-dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace,
-                         int64_t *slot, dt_err *e) {
+dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
+                         dt_err *e) {
   int nv = g->val.n, nn = g->node.n;
   for (int r = 0; r < DT_NREG; r++) bytes[r] = 0;
   int *uses = dt_xalloc(sizeof(int) * (size_t)(nv + 1));
@@ -175,7 +175,8 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) keep[g->val.p[g->output.p[i]].root] = 1;
   const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = g->chunks ? 2 : 0; i < 4; i++) /* in a pipeline each microbatch in flight has a loss and a count of its own */
+  for (int i = g->chunks ? 2 : 0; i < 4;
+       i++) /* in a pipeline each microbatch in flight has a loss and a count of its own */
     if (also[i] >= 0) keep[g->val.p[also[i]].root] = 1;
 
   /* in-place successors: an operand that dies where an output of the same layout is born */

@@ -20,10 +20,11 @@ typedef struct dt_spec {
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
   /* the mesh's axis "pipeline" */
-  int chunks;                       /* stages a rank; 0 counts as 1 */
-  bool split;                       /* the schedule has actions for weight gradients */
-  const char *const *const *starts; /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
-  const char *where;                /* position of errors about stages and schedules, or NULL */
+  int chunks; /* stages a rank; 0 counts as 1 */
+  bool split; /* the schedule has actions for weight gradients */
+  const char *const *const
+      *starts;       /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
+  const char *where; /* position of errors about stages and schedules, or NULL */
   int nschedule;
   const struct dt_schedule *const *schedule; /* [nschedule] one for each number of microbatches that a step may have */
 } dt_spec;

@@ -124,7 +124,8 @@ static void balance(cutter *c, const order *o, int *start) {
     if (pos[i] >= 0) place = pos[i];
     for (int k = 0; k < x->nin; k++) {
       dt_val v = x->in[k];
-      while (c->stage[g->val.p[v].node] == ANYWHERE && g->node.p[g->val.p[v].node].nin) v = g->node.p[g->val.p[v].node].in[0];
+      while (c->stage[g->val.p[v].node] == ANYWHERE && g->node.p[g->val.p[v].node].nin)
+        v = g->node.p[g->val.p[v].node].in[0];
       if (last[v] < place) last[v] = place;
     }
   }
@@ -154,7 +155,8 @@ static void balance(cutter *c, const order *o, int *start) {
       double *b = &best[k * (nc + 1) + j];
       *b = 1e300;
       for (int i = k ? k : 0; i < (k ? j : 1); i++) {
-        double mine = load[at[j]] - load[at[i]] + CROSSING_FLOPS * ((i ? bytes[at[i]] : 0) + (j < nc ? bytes[at[j]] : 0));
+        double mine = load[at[j]] - load[at[i]] +
+                      CROSSING_FLOPS * ((i ? bytes[at[i]] : 0) + (j < nc ? bytes[at[j]] : 0));
         double before = k ? best[(k - 1) * (nc + 1) + i] : 0, most = mine > before ? mine : before;
         if (most < *b) *b = most, from[k * (nc + 1) + j] = i;
       }
@@ -189,17 +191,19 @@ static dt_status find_cut(cutter *c, const order *o, dt_layout *l, dt_err *e) {
         i++;
       start[k] = i;
       if (i == n)
-        st = dt_fail(e, DT_EUSER, s->where,
-                     "stage %d begins at parameter %s in training, which evaluation does not read; the model must be the "
-                     "same in both",
-                     k, s->layout->cut[k - 1]);
+        st = dt_fail(
+            e, DT_EUSER, s->where,
+            "stage %d begins at parameter %s in training, which evaluation does not read; the model must be the "
+            "same in both",
+            k, s->layout->cut[k - 1]);
     }
   } else if (places(o) < S) {
     int fits = places(o) / c->chunks;
-    st = dt_fail(e, DT_EUSER, s->where,
-                 "parallel: pipeline = %d%s cuts the model into %d stages, but only %d of its operations read a parameter, "
-                 "and each stage needs one; pipeline = %d would do",
-                 c->ranks, c->chunks > 1 ? " with chunks" : "", S, places(o), fits > 1 ? fits : 1);
+    st = dt_fail(
+        e, DT_EUSER, s->where,
+        "parallel: pipeline = %d%s cuts the model into %d stages, but only %d of its operations read a parameter, "
+        "and each stage needs one; pipeline = %d would do",
+        c->ranks, c->chunks > 1 ? " with chunks" : "", S, places(o), fits > 1 ? fits : 1);
   } else if (s->starts) {
     for (int k = 1, i = 0; k < S && !st; k++) {
       bool found = false;
@@ -208,11 +212,12 @@ static dt_status find_cut(cutter *c, const order *o, dt_layout *l, dt_err *e) {
           if (o->reader[j] >= 0 && !strcmp(g->param.p[o->reader[j]].name, s->starts[k - 1][q])) found = true, i = j;
       start[k] = i;
       if (!found || i == 0)
-        st = dt_fail(e, DT_EUSER, s->where,
-                     "parallel: stages: stage %d would begin at %s, which the model uses %s; list the stages in the order "
-                     "in which the model runs them",
-                     k, s->starts[k - 1][0] ? s->starts[k - 1][0] : "nothing",
-                     found ? "first of all" : "before the stage in front of it begins, or not at all");
+        st = dt_fail(
+            e, DT_EUSER, s->where,
+            "parallel: stages: stage %d would begin at %s, which the model uses %s; list the stages in the order "
+            "in which the model runs them",
+            k, s->starts[k - 1][0] ? s->starts[k - 1][0] : "nothing",
+            found ? "first of all" : "before the stage in front of it begins, or not at all");
     }
   } else {
     balance(c, o, start);
@@ -352,10 +357,11 @@ static dt_status find_edges(cutter *c, dt_err *e) {
     for (dt_nid i = 0; i < g->node.n; i++)
       if (g->node.p[i].op == DT_OP_assign && g->val.p[g->node.p[i].out[0]].root == g->buf.p[k].val &&
           __builtin_popcountll(c->reads[k]) > 1)
-        return dt_fail(e, DT_EUSER, c->s->where,
-                       "buffer %s is written in one stage of the pipeline and read in another; choose stages = { ... } so "
-                       "that one stage has both",
-                       g->buf.p[k].name ? g->buf.p[k].name : "?");
+        return dt_fail(
+            e, DT_EUSER, c->s->where,
+            "buffer %s is written in one stage of the pipeline and read in another; choose stages = { ... } so "
+            "that one stage has both",
+            g->buf.p[k].name ? g->buf.p[k].name : "?");
   return c->st;
 }
 
@@ -443,8 +449,7 @@ static void total_norm(cutter *c, dt_nid i) {
   dt_val sum;
   g->phase = DT_UPD, g->file = n.file, g->line = n.line, g->chunk = -1;
   if (in.n) sum = g->node.p[take(c, i, -1, in.p, in.n)].out[0];
-  else { /* an operation's result, which the sum may be added to in place */
-    dt_val zero = dt_scalar(g, 0, DT_F32);
+  else { /* an operation's result, which the sum may be added to in place */ dt_val zero = dt_scalar(g, 0, DT_F32);
     dt_attr none[DT_MAX_ATTR] = {0};
     sum = dt_bn(g, DT_OP_sum_squares, &zero, 1, none);
   }
@@ -477,8 +482,8 @@ static void message(cutter *c, dt_attr *a, int op, int edge, int peer) {
 
 static const char *told(cutter *c, int edge) {
   const dt_edge *x = &c->g->edge.p[edge];
-  return dt_arena_printf(&c->g->mem, "%s from stage %d to %d", x->phase == DT_FWD ? "activations go" : "gradients go", x->from,
-                         x->to);
+  return dt_arena_printf(&c->g->mem, "%s from stage %d to %d", x->phase == DT_FWD ? "activations go" : "gradients go",
+                         x->from, x->to);
 }
 
 static void receive(cutter *c, int chunk, dt_val v) {
@@ -487,7 +492,8 @@ static void receive(cutter *c, int chunk, dt_val v) {
   const dt_node *src = &c->node.p[c->val.p[v].node];
   if (edge < 0) {
     if (!c->st)
-      c->st = dt_fail(c->e, DT_EBUG, NULL, "stage: stage %d reads what %s makes, and nobody sends it", to, dt_op(src->op)->name);
+      c->st = dt_fail(c->e, DT_EBUG, NULL, "stage: stage %d reads what %s makes, and nobody sends it", to,
+                      dt_op(src->op)->name);
     edge = 0;
   }
   dt_attr a[DT_MAX_ATTR];
@@ -550,7 +556,8 @@ static void rebuild(cutter *c) {
   for (int v = 0; v < nv; v++) state_of[v] = -1;
   for (int i = 0; i < g->param.n; i++)
     for (int k = 0; k < g->param.p[i].nstate; k++) state_of[g->param.p[i].state[k]] = i;
-  for (dt_nid i = 0; i < nn; i++) c->seen[i] = g->node.p[i].nout && c->stage[i] == ANYWHERE ? home(c, g->node.p[i].out[0]) : -1;
+  for (dt_nid i = 0; i < nn; i++)
+    c->seen[i] = g->node.p[i].nout && c->stage[i] == ANYWHERE ? home(c, g->node.p[i].out[0]) : -1;
   c->now = dt_xalloc(sizeof(dt_val *) * (size_t)(c->chunks + 1));
   for (int k = 0; k <= c->chunks; k++) {
     c->now[k] = dt_xalloc(sizeof(dt_val) * (size_t)(nv + 1));
@@ -620,7 +627,8 @@ static void rebuild(cutter *c) {
 static void tell(cutter *c, const order *o) {
   dt_graph *g = c->g;
   dt_str text = {0};
-  dt_str_add(&text, "pipeline of %d ranks, %d chunks%s\n", c->ranks, c->chunks, g->split ? ", weight gradients apart" : "");
+  dt_str_add(&text, "pipeline of %d ranks, %d chunks%s\n", c->ranks, c->chunks,
+             g->split ? ", weight gradients apart" : "");
   for (int i = 0; i < o->node.n; i++)
     if (!i || c->stage[o->node.p[i]] != c->stage[o->node.p[i - 1]])
       dt_str_add(&text, "stage %d begins with forward node %d of %d, %s\n", c->stage[o->node.p[i]], i, o->node.n,

@@ -157,9 +157,7 @@ static void instr_line(const dt_graph *g, const dt_instr *x, dt_str *out) {
 }
 
 /* The k-th segment in time: the update is last. */
-static int seg_at(const dt_plan *p, int k) {
-  return k < DT_SEG_UPD ? k : k == p->nseg - 1 ? DT_SEG_UPD : k + 1;
-}
+static int seg_at(const dt_plan *p, int k) { return k < DT_SEG_UPD ? k : k == p->nseg - 1 ? DT_SEG_UPD : k + 1; }
 
 /* Without the regions' sizes: workspace depends on a rank's threads, and hosts may differ in cores. */
 void dt_plan_text(const dt_plan *p, dt_str *out) {
@@ -190,9 +188,9 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       dt_str_add(out, "%s", dt_op(x->op)->name);
       group_text(p->g, x->group, out);
       dt_str_add(out, " %s %s %lld bytes, %s%s%s%s%s\n", dt_dtype_name(t->dtype), red[x->red], (long long)dt_nbytes(t),
-                 s == DT_SEG_UPD || s == DT_SEG_PRE         ? "once a step"
-                 : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
-                                                 : "each microbatch",
+                 s == DT_SEG_UPD || s == DT_SEG_PRE ? "once a step"
+                 : x->flags & DT_NODE_LAST_MICRO    ? "after the last microbatch"
+                                                    : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
                  x->reason ? x->reason : "", "");
     }
@@ -259,10 +257,11 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
     int depth = dt_schedule_depth(d, pair, npairs);
     if (depth > p->depth) p->depth = depth;
     if (!dt_schedule_same_end(s->schedule[0], d, me))
-      st = dt_fail(e, DT_EUSER, s->where,
-                   "schedule: with %d microbatches the chunks of stage %d end in another order than with %d; gradients are "
-                   "reduced in that order, so it must not depend on the number of microbatches",
-                   d->micros, me, s->schedule[0]->micros);
+      st = dt_fail(
+          e, DT_EUSER, s->where,
+          "schedule: with %d microbatches the chunks of stage %d end in another order than with %d; gradients are "
+          "reduced in that order, so it must not depend on the number of microbatches",
+          d->micros, me, s->schedule[0]->micros);
   }
   free(pair);
   return st;

@@ -57,11 +57,11 @@ typedef struct dt_plan {
   int nseg;
   dt_segment *seg; /* [nseg] */
   DT_VEC(dt_lane) lane;
-  int depth;       /* messages in a ring */
+  int depth; /* messages in a ring */
   int nrun;
   dt_run *run;
-  int *slots;      /* [chunks] */
-  int64_t *slot;   /* [chunks] bytes of one */
+  int *slots;             /* [chunks] */
+  int64_t *slot;          /* [chunks] bytes of one */
   int64_t bytes[DT_NREG]; /* of this rank; workspace counts as temporaries */
   int64_t ws;             /* bytes of workspace, at the end of DT_REG_TEMP */
   dt_layout layout;

@@ -75,7 +75,8 @@ static dt_status complete(const dt_schedule *s, const char *name, const char *wh
       const dt_action *a = &s->action[r][i];
       char b[64];
       char *f = flag(&t, kind_of(a->kind), a->chunk * s->ranks + r, a->micro);
-      if (*f) st = dt_fail(e, DT_EUSER, where, "schedule %s: stage %d has %s twice", name, r, text_of(s, a, b, sizeof b));
+      if (*f)
+        st = dt_fail(e, DT_EUSER, where, "schedule %s: stage %d has %s twice", name, r, text_of(s, a, b, sizeof b));
       *f = 1;
     }
     for (int k = 0; k < (s->split ? 3 : 2) && !st; k++)
@@ -84,10 +85,11 @@ static dt_status complete(const dt_schedule *s, const char *name, const char *wh
           char b[64];
           const dt_action a = {.kind = "FBW"[k], .chunk = (int16_t)c, .micro = m};
           if (!*flag(&t, k, c * s->ranks + r, m))
-            st = dt_fail(e, DT_EUSER, where,
-                         "schedule %s: stage %d of %d never runs %s; for %d microbatch%s it must list F and B%s of each%s once",
-                         name, r, s->ranks, text_of(s, &a, b, sizeof b), s->micros, s->micros == 1 ? "" : "es",
-                         s->split ? " and W" : "", s->chunks > 1 ? " in each chunk" : "");
+            st = dt_fail(
+                e, DT_EUSER, where,
+                "schedule %s: stage %d of %d never runs %s; for %d microbatch%s it must list F and B%s of each%s once",
+                name, r, s->ranks, text_of(s, &a, b, sizeof b), s->micros, s->micros == 1 ? "" : "es",
+                s->split ? " and W" : "", s->chunks > 1 ? " in each chunk" : "");
         }
   }
   end(&t);
@@ -127,8 +129,10 @@ static dt_status circle(const state *t, const char *name, const char *where, dt_
                  text_of(s, &want, b, sizeof b), stage % s->ranks);
     r = stage % s->ranks;
   }
-  dt_status st = dt_fail(e, DT_EUSER, where, "schedule %s cannot run: %s; F goes from the first stage to the last, B from the last to the first",
-                         name, text.p ? text.p : "?");
+  dt_status st = dt_fail(
+      e, DT_EUSER, where,
+      "schedule %s cannot run: %s; F goes from the first stage to the last, B from the last to the first", name,
+      text.p ? text.p : "?");
   dt_str_free(&text);
   free(seen);
   return st;
@@ -205,7 +209,7 @@ dt_status dt_schedule_check(dt_schedule *s, const char *name, const char *where,
  * among its next `depth` ---- */
 typedef struct line {
   int from, to, kind;
-  int sent, taken; /* messages handed over by the sender's actions; actions of the receiver begun */
+  int sent, taken;    /* messages handed over by the sender's actions; actions of the receiver begun */
   int *order, *place; /* [micros] the sender's k-th microbatch; position of a microbatch at the receiver */
 } line;
 
@@ -307,7 +311,8 @@ bool dt_schedule_same_end(const dt_schedule *a, const dt_schedule *b, int rank) 
     while (i < a->n[rank] && !(a->action[rank][i].last && a->action[rank][i].kind != 'F')) i++;
     while (j < b->n[rank] && !(b->action[rank][j].last && b->action[rank][j].kind != 'F')) j++;
     if (i == a->n[rank] || j == b->n[rank]) return (i == a->n[rank]) == (j == b->n[rank]);
-    if (a->action[rank][i].kind != b->action[rank][j].kind || a->action[rank][i].chunk != b->action[rank][j].chunk) return false;
+    if (a->action[rank][i].kind != b->action[rank][j].kind || a->action[rank][i].chunk != b->action[rank][j].chunk)
+      return false;
     i++, j++;
   }
 }

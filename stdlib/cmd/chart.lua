@@ -18,9 +18,9 @@ function M.lines(p, micro)
   local w = s:split() and 1 or 0
   local last = s:time(1, 1, w)
   local width = #tostring(micro) + 1 + (p.chunks > 1 and 1 or 0)
-  local out = { ("pipeline of %d stages%s, schedule %s, %d microbatches: %d ticks, bubble %.1f %%, %s stages' activations held at most"):format(
-    p.pipeline, p.chunks > 1 and (" in %d chunks each"):format(p.chunks) or "", name, micro, last, 100 * share,
-    table.concat(s:in_flight(), " ")) }
+  local out = { ("pipeline of %d stages%s, schedule %s, %d microbatches: %d ticks, bubble %.1f %%, "
+    .. "%s stages' activations held at most"):format(p.pipeline, p.chunks > 1 and (" in %d chunks each"):format(p.chunks) or "",
+    name, micro, last, 100 * share, table.concat(s:in_flight(), " ")) }
   for rank, actions in ipairs(s:starts(1, 1, w)) do
     local cells = {}
     for t = 1, last do cells[t] = "." end

@@ -38,7 +38,13 @@ static dt_graph *net(const dt_mesh *mesh, int layers) {
   static const char *const name[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
   dt_val x = in.val, skip = -1;
   for (int i = 0; i < layers; i++) {
-    dt_param p = {.name = name[i], .val = dt_leaf(g, DT_OP_param, &tw, name[i]), .grad = -1, .trainable = true, .counted = true, .compute = -1, .flat = -1};
+    dt_param p = {.name = name[i],
+                  .val = dt_leaf(g, DT_OP_param, &tw, name[i]),
+                  .grad = -1,
+                  .trainable = true,
+                  .counted = true,
+                  .compute = -1,
+                  .flat = -1};
     dt_vec_push(&g->param, p);
     x = dt_b1(g, DT_OP_tanh, dt_bn(g, DT_OP_linear, (dt_val[]){x, p.val}, 2, NULL));
     if (i == 0) skip = x;
@@ -49,14 +55,22 @@ static dt_graph *net(const dt_mesh *mesh, int layers) {
 }
 
 static dt_status cut(dt_graph *g, int rank, const char *const *const *starts, bool split) {
-  dt_spec s = {.train = true, .precision = DT_F32, .comm_dtype = DT_F32, .bucket_bytes = 1 << 20, .first_bucket_bytes = 1 << 20,
-               .rank = rank, .starts = starts, .split = split, .where = "own.lua:9"};
+  dt_spec s = {.train = true,
+               .precision = DT_F32,
+               .comm_dtype = DT_F32,
+               .bucket_bytes = 1 << 20,
+               .first_bucket_bytes = 1 << 20,
+               .rank = rank,
+               .starts = starts,
+               .split = split,
+               .where = "own.lua:9"};
   dt_val scaled[8];
   dt_layout l = {0};
   e = (dt_err){0};
   DT_TRY(dt_pass_grad(g, &e));
   DT_TRY(dt_pass_update(g, &s, scaled, &e));
-  for (int i = 0; i < g->param.n; i++) dt_b2(g, DT_OP_assign, g->param.p[i].val, dt_b2(g, DT_OP_sub, g->param.p[i].val, scaled[i]));
+  for (int i = 0; i < g->param.n; i++)
+    dt_b2(g, DT_OP_assign, g->param.p[i].val, dt_b2(g, DT_OP_sub, g->param.p[i].val, scaled[i]));
   dt_status st = dt_pass_precision(g, &s, &e);
   if (!st) st = dt_pass_recompute(g, &s, &e);
   if (!st) st = dt_pass_stage(g, &s, &l, &e);
@@ -110,7 +124,8 @@ T_TEST ("a backward before its forward") {
 }
 T_TEST ("stages that wait in a circle") {
   T_CHECK(CHECK(2, 1, 2, "F1 B1 F2 B2", "F1 F2 B1 B2") == DT_EUSER);
-  T_CHECK(strstr(e.text, "stage 0 waits in B1 for B1 of stage 1") && strstr(e.text, "stage 1 waits in F2 for F2 of stage 0"));
+  T_CHECK(strstr(e.text, "stage 0 waits in B1 for B1 of stage 1") &&
+          strstr(e.text, "stage 1 waits in F2 for F2 of stage 0"));
 }
 T_TEST ("chunks: stage 2 is chunk b of rank 0") {
   T_CHECK(CHECK(2, 2, 2, "F1a F2a F1b F2b B1b B2b B1a B2a", "F1a F2a F1b F2b B1b B2b B1a B2a") == DT_OK);
@@ -118,13 +133,15 @@ T_TEST ("chunks: stage 2 is chunk b of rank 0") {
   T_CHECK(strstr(e.text, "chunk 2") != NULL);
 }
 T_TEST ("a receiver in another order needs deeper rings") {
-  dt_schedule *s = schedule(2, 1, 6, (const char *const[]){"F1 F2 F3 F4 F5 F6 B6 B5 B4 B3 B2 B1", "F6 F5 F4 F3 F2 F1 B6 B5 B4 B3 B2 B1"});
+  dt_schedule *s = schedule(
+      2, 1, 6, (const char *const[]){"F1 F2 F3 F4 F5 F6 B6 B5 B4 B3 B2 B1", "F6 F5 F4 F3 F2 F1 B6 B5 B4 B3 B2 B1"});
   const dt_link l[2] = {{0, 1}, {1, 0}};
   T_CHECK(!dt_schedule_check(s, "reverse", NULL, &e));
   int depth = dt_schedule_depth(s, l, 2);
   T_CHECK(depth > 2 && depth <= 6);
   dt_schedule_free(s);
-  s = schedule(2, 1, 6, (const char *const[]){"F1 F2 F3 F4 F5 F6 B1 B2 B3 B4 B5 B6", "F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6"});
+  s = schedule(2, 1, 6,
+               (const char *const[]){"F1 F2 F3 F4 F5 F6 B1 B2 B3 B4 B5 B6", "F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6"});
   T_CHECK(!dt_schedule_check(s, "gpipe and 1f1b", NULL, &e) && dt_schedule_depth(s, l, 2) >= 2);
   dt_schedule_free(s);
 }
@@ -159,7 +176,8 @@ T_TEST ("the cutter: more stages than places, and stages out of order") {
   const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {4}};
   dt_graph *g = net(&mesh, 3);
   T_CHECK(cut(g, 0, NULL, false) == DT_EUSER);
-  T_CHECK(strstr(e.text, "pipeline = 4") && strstr(e.text, "only 3 of its operations") && strstr(e.text, "pipeline = 3 would do"));
+  T_CHECK(strstr(e.text, "pipeline = 4") && strstr(e.text, "only 3 of its operations") &&
+          strstr(e.text, "pipeline = 3 would do"));
   T_STR(e.where, "own.lua:9");
   drop(g);
   const dt_mesh three = {.naxes = 1, .name = {"pipeline"}, .size = {3}};

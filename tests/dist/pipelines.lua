@@ -1,3 +1,4 @@
+-- luacheck: no max line length
 -- Trains small models under every schedule and number of microbatches on this many ranks, and compares losses, parameters, optimizer
 -- states and metrics with those that one process wrote.
 --   dtrain tests/dist/pipelines.lua --save want                 one process
@@ -93,7 +94,7 @@ for model in args.models:gmatch "[^,]+" do
           local got, worst, name_of = train(model, schedule, micro), 0, ""
           for name, w in dt.sorted(want) do
             local d = got[name] and distance(name, got[name], w) or math.huge
-            if not (d <= worst) then worst, name_of = d, name end
+            if d > worst or d ~= d then worst, name_of = d, name end
           end
           if dt.rank() == 0 then
             print(("%s, %s, %d microbatches: %.3g %s"):format(model, schedule, micro, worst, name_of))

@@ -1,3 +1,4 @@
+-- luacheck: no max line length
 -- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints; the chart;
 -- mistakes and their messages.
 local dt = require "dtrain"
