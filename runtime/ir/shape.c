@@ -171,11 +171,6 @@ dt_status shape_given(dt_shape_ctx *s) {
   return fail(s, "is made by the library itself, not by a call; use dt.input or a module");
 }
 
-dt_status shape_nothing(dt_shape_ctx *s) {
-  s->nout = 0;
-  return DT_OK;
-}
-
 dt_status shape_same(dt_shape_ctx *s) {
   for (int i = 1; i < s->nin; i++) DT_TRY(shape_is(s, i, s->in[0], "an input"));
   return one(s, *s->in[0]);

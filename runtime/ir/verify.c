@@ -106,6 +106,7 @@ static dt_status types_ok(const checker *c) {
   const dt_node *n = c->n;
   const dt_op_info *o = dt_op(n->op);
   if (n->op == DT_OP_fused) return n->vm ? program_ok(c, 0) : bad(c, "has no program");
+  if (n->op == DT_OP_send) return n->nout == 0 ? DT_OK : bad(c, "makes %d values", n->nout);
   if (n->op == DT_OP_recv) return n->nout == 1 ? DT_OK : bad(c, "receives %d values, not one", n->nout);
   if (o->flags & OP_LEAF) return n->nout == 1 ? DT_OK : bad(c, "a leaf has one value, not %d", n->nout);
   dt_attr a[DT_MAX_ATTR];
