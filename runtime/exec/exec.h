@@ -29,12 +29,16 @@ typedef struct bound_plan {
 typedef struct lane {
   char *mem;
   int64_t room; /* bytes of a buffer */
-  void **req;   /* [depth] */
+  int depth;
+  void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
+  int64_t *head;     /* [depth] on one host the message says where in the sender's window the values are */
+  char *byte;        /* [depth] what the word consists of */
   int64_t count;
 } lane;
 typedef struct pipe { /* of a rank on the axis "pipeline" */
   dt_comm *comm;
-  int chunks, depth, nlane;
+  int chunks, nlane;
+  char **theirs; /* [ranks of the pipeline] peers' windows, NULL on other hosts; our own */
   lane *lane;
   int *slots;          /* [chunks] */
   int64_t *slot_bytes; /* [chunks] */

@@ -1,8 +1,10 @@
 /* A rank on the mesh's axis "pipeline": the schedule's actions, and the messages between stages.
  *
- * A message waits at either end in a ring of buffers: the sender copies in and goes on, waiting only when the ring comes round; the receiver
- * has asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the
- * microbatches in different orders. Only the computing thread sends and receives; the communication thread has other communicators.
+ * The sender copies a value into a ring of buffers and goes on; it waits only when the ring comes round. Between ranks of one host the
+ * ring lies in memory that both see: the message is only the place of the value, which the receiver copies from there, and a word goes back
+ * that it was taken. So nothing depends on the sender's attention while it computes. Across hosts MPI carries the values, and the receiver has
+ * asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the microbatches in
+ * different orders. Only the computing thread sends and receives; the communication thread has other communicators.
  * No allocation in a step. Called by exec.c. */
 #include <stdlib.h>
 
@@ -22,7 +24,6 @@ dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
   for (int k = 0; k < x->nplan; k++) {
     const dt_plan *q = x->b[k].plan;
     if (q->lane.n > p->nlane) p->nlane = q->lane.n;
-    if (q->depth > p->depth) p->depth = q->depth;
     for (int i = 0; i < q->nrun; i++)
       if (q->run[i].micros > most) most = q->run[i].micros;
     for (int c = 0; c < p->chunks && q->nrun; c++) {
@@ -41,21 +42,28 @@ dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
     lane *l = &p->lane[i];
     for (int k = 0; k < x->nplan; k++) {
       const dt_plan *q = x->b[k].plan;
-      int64_t n = i < q->lane.n ? (q->lane.p[i].bytes + 63) / 64 * 64 : 0;
+      if (i >= q->lane.n) continue;
+      int64_t n = (q->lane.p[i].bytes + 63) / 64 * 64;
       if (n > l->room) l->room = n;
+      if (q->lane.p[i].depth > l->depth) l->depth = q->lane.p[i].depth;
     }
-    l->mem = rings, rings += l->room * p->depth;
-    l->req = dt_xalloc(sizeof(void *) * (size_t)(p->depth + 1));
+    l->mem = rings, rings += l->room * l->depth;
+    size_t d = (size_t)l->depth;
+    l->req = dt_xalloc(sizeof(void *) * d), l->ack = dt_xalloc(sizeof(void *) * d);
+    l->head = dt_xalloc(sizeof(int64_t) * d), l->byte = dt_xalloc(d);
   }
+  p->theirs = dt_xalloc(sizeof(char *) * (size_t)p->comm->size);
+  for (int i = 0; i < p->comm->size; i++) p->theirs[i] = p->comm->vt->part(p->comm, x->window, i);
   return DT_OK;
 }
 
 void dt_pipe_free(dt_exec *x) {
   pipe *p = x->pipe;
   if (!p) return;
-  for (int i = 0; i < p->nlane && p->lane; i++) free(p->lane[i].req);
+  for (int i = 0; i < p->nlane && p->lane; i++)
+    free(p->lane[i].req), free(p->lane[i].ack), free(p->lane[i].head), free(p->lane[i].byte);
   for (int i = 0; i < 3 * p->chunks; i++) free(p->order[i]);
-  free(p->slots), free(p->slot_bytes), free(p->slot_base), free(p->order), free(p->lane);
+  free(p->slots), free(p->slot_bytes), free(p->slot_base), free(p->order), free(p->lane), free(p->theirs);
   free(p);
   x->pipe = NULL;
 }
@@ -70,7 +78,8 @@ static bound_plan *plan_of(dt_exec *x, int micro) {
   return NULL;
 }
 
-static int tag(const pipe *p, int edge, int micro) { return edge * p->micros + micro; }
+/* Tags of a message and of the word that it was taken. */
+static int tag(const pipe *p, int edge, int micro, bool taken) { return 2 * (edge * p->micros + micro) + taken; }
 
 /* Asks for the k-th message of lane i in this step, if there is one. */
 static dt_status ask(dt_exec *x, const dt_plan *any, int i, int64_t k, dt_err *e) {
@@ -78,11 +87,13 @@ static dt_status ask(dt_exec *x, const dt_plan *any, int i, int64_t k, dt_err *e
   if (k >= p->micros) return DT_OK;
   const dt_lane *l = &any->lane.p[i];
   int micro = p->evaluating ? (int)k : p->order[l->seg - DT_SEG_FIXED][k];
-  const bound_plan *b = plan_of(x, micro);
   lane *q = &p->lane[i];
-  int at = (int)(k % p->depth);
-  return p->comm->vt->irecv(p->comm, q->mem + at * q->room, b->plan->lane.p[i].bytes, l->peer, tag(p, l->edge, micro),
-                            &q->req[at], e);
+  int at = (int)(k % q->depth);
+  if (p->theirs[l->peer])
+    return p->comm->vt->irecv(p->comm, &q->head[at], sizeof *q->head, l->peer, tag(p, l->edge, micro, false),
+                              &q->req[at], e);
+  return p->comm->vt->irecv(p->comm, q->mem + at * q->room, plan_of(x, micro)->plan->lane.p[i].bytes, l->peer,
+                            tag(p, l->edge, micro, false), &q->req[at], e);
 }
 
 static dt_status begin(dt_exec *x, const dt_plan *any, const dt_batch *batch, dt_err *e) {
@@ -90,7 +101,7 @@ static dt_status begin(dt_exec *x, const dt_plan *any, const dt_batch *batch, dt
   p->batch = batch, p->micros = batch->nmicro;
   for (int i = 0; i < any->lane.n; i++) {
     p->lane[i].count = 0;
-    for (int k = 0; k < p->depth && !any->lane.p[i].send; k++) DT_TRY(ask(x, any, i, k, e));
+    for (int k = 0; k < p->lane[i].depth && !any->lane.p[i].send; k++) DT_TRY(ask(x, any, i, k, e));
   }
   return DT_OK;
 }
@@ -98,7 +109,10 @@ static dt_status begin(dt_exec *x, const dt_plan *any, const dt_batch *batch, dt
 static dt_status finish(dt_exec *x, const dt_plan *any, dt_err *e) {
   pipe *p = x->pipe;
   for (int i = 0; i < any->lane.n; i++)
-    for (int k = 0; k < p->depth; k++) DT_TRY(p->comm->vt->wait(p->comm, &p->lane[i].req[k], e));
+    for (int k = 0; k < p->lane[i].depth; k++) {
+      DT_TRY(p->comm->vt->wait(p->comm, &p->lane[i].req[k], e));
+      DT_TRY(p->comm->vt->wait(p->comm, &p->lane[i].ack[k], e));
+    }
   return DT_OK;
 }
 
@@ -106,21 +120,33 @@ dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
   lane *r = &p->lane[q->ins->lane];
-  int at = (int)(r->count++ % p->depth);
+  int at = (int)(r->count++ % r->depth);
   char *mem = r->mem + at * r->room;
-  DT_TRY(p->comm->vt->wait(p->comm, &r->req[at], e));
+  const struct dt_comm_vt *vt = p->comm->vt;
+  DT_TRY(vt->wait(p->comm, &r->req[at], e));
+  DT_TRY(vt->wait(p->comm, &r->ack[at], e));
   memcpy(mem, q->call.in[0].p, (size_t)l->bytes);
-  return p->comm->vt->isend(p->comm, mem, l->bytes, l->peer, tag(p, l->edge, p->micro), &r->req[at], e);
+  if (!p->theirs[l->peer])
+    return vt->isend(p->comm, mem, l->bytes, l->peer, tag(p, l->edge, p->micro, false), &r->req[at], e);
+  r->head[at] = mem - p->theirs[p->comm->rank];
+  DT_TRY(vt->irecv(p->comm, &r->byte[at], 1, l->peer, tag(p, l->edge, p->micro, true), &r->ack[at], e));
+  return vt->isend(p->comm, &r->head[at], sizeof *r->head, l->peer, tag(p, l->edge, p->micro, false), &r->req[at], e);
 }
 
 dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
   lane *r = &p->lane[q->ins->lane];
-  int at = (int)(r->count++ % p->depth);
-  DT_TRY(p->comm->vt->wait(p->comm, &r->req[at], e));
-  memcpy(q->call.out[0].p, r->mem + at * r->room, (size_t)l->bytes);
-  return ask(x, b->plan, q->ins->lane, r->count - 1 + p->depth, e);
+  int at = (int)(r->count++ % r->depth);
+  const struct dt_comm_vt *vt = p->comm->vt;
+  DT_TRY(vt->wait(p->comm, &r->req[at], e));
+  bool near = p->theirs[l->peer] != NULL;
+  memcpy(q->call.out[0].p, near ? p->theirs[l->peer] + r->head[at] : r->mem + at * r->room, (size_t)l->bytes);
+  if (near) {
+    DT_TRY(vt->wait(p->comm, &r->ack[at], e));
+    DT_TRY(vt->isend(p->comm, &r->byte[at], 1, l->peer, tag(p, l->edge, p->micro, true), &r->ack[at], e));
+  }
+  return ask(x, b->plan, q->ins->lane, r->count - 1 + r->depth, e);
 }
 
 /* ---- the step ---- */

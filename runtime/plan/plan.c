@@ -94,7 +94,7 @@ static void lower(dt_plan *p) {
       x.kind = send ? DT_I_SEND : DT_I_RECV;
       x.group = dt_node_group(n);
       x.lane = p->lane.n;
-      dt_vec_push(&p->lane, ((dt_lane){send, at, (int)n->attr[3].i, (int)n->attr[4].i, dt_nbytes(&x.view[0].t)}));
+      dt_vec_push(&p->lane, ((dt_lane){send, at, (int)n->attr[3].i, (int)n->attr[4].i, 2, dt_nbytes(&x.view[0].t)}));
     } else if (op->flags & OP_COMM) {
       x.kind = DT_I_COMM;
       x.group = dt_node_group(n);
@@ -217,15 +217,17 @@ int64_t dt_plan_slots(dt_plan *const *p, int n) {
 
 int64_t dt_plan_rings(dt_plan *const *p, int n) {
   int64_t sum = 0;
-  int lanes = 0, depth = 0;
-  for (int k = 0; k < n; k++) {
+  int lanes = 0;
+  for (int k = 0; k < n; k++)
     if (p[k]->lane.n > lanes) lanes = p[k]->lane.n;
-    if (p[k]->depth > depth) depth = p[k]->depth;
-  }
   for (int i = 0; i < lanes; i++) {
     int64_t most = 0;
-    for (int k = 0; k < n; k++)
-      if (i < p[k]->lane.n && p[k]->lane.p[i].bytes > most) most = p[k]->lane.p[i].bytes;
+    int depth = 0;
+    for (int k = 0; k < n; k++) {
+      if (i >= p[k]->lane.n) continue;
+      if (p[k]->lane.p[i].bytes > most) most = p[k]->lane.p[i].bytes;
+      if (p[k]->lane.p[i].depth > depth) depth = p[k]->lane.p[i].depth;
+    }
     sum += (most + 63) / 64 * 64 * depth;
   }
   return sum;
@@ -234,17 +236,14 @@ int64_t dt_plan_rings(dt_plan *const *p, int n) {
 /* This rank's part of the schedules. */
 static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
   dt_graph *g = p->g;
-  int axis = dt_mesh_axis(&g->mesh, "pipeline"), me = dt_mesh_coord(&g->mesh, s->rank, axis), npairs = 0;
-  p->depth = p->lane.n ? 2 : 0;
+  int axis = dt_mesh_axis(&g->mesh, "pipeline"), me = dt_mesh_coord(&g->mesh, s->rank, axis);
   p->slots = dt_xalloc(sizeof(int) * (size_t)(g->chunks + 1));
   if (!g->chunks || !s->train) return DT_OK;
   if (!s->nschedule) return dt_fail(e, DT_EBUG, NULL, "a pipeline's training plan needs a schedule");
-  dt_link *pair = dt_xalloc(sizeof(dt_link) * (size_t)(g->edge.n + 1));
-  for (int i = 0; i < g->edge.n; i++) { /* each pair of stages once */
-    int k = 0;
-    while (k < npairs && (pair[k].from != g->edge.p[i].from || pair[k].to != g->edge.p[i].to)) k++;
-    if (k == npairs) pair[npairs++] = (dt_link){g->edge.p[i].from, g->edge.p[i].to};
-  }
+  dt_link *link = dt_xalloc(sizeof(dt_link) * (size_t)(p->lane.n + 1));
+  int *depth = dt_xalloc(sizeof(int) * (size_t)(p->lane.n + 1));
+  for (int i = 0; i < p->lane.n; i++)
+    link[i] = (dt_link){g->edge.p[p->lane.p[i].edge].from, g->edge.p[p->lane.p[i].edge].to};
   p->nrun = s->nschedule;
   p->run = dt_xalloc(sizeof(dt_run) * (size_t)p->nrun);
   dt_status st = DT_OK;
@@ -254,8 +253,7 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
     memcpy(p->run[k].action, d->action[me], sizeof(dt_action) * (size_t)d->n[me]);
     for (int c = 0; c < g->chunks; c++)
       if (d->slots[me * g->chunks + c] > p->slots[c]) p->slots[c] = d->slots[me * g->chunks + c];
-    int depth = dt_schedule_depth(d, pair, npairs);
-    if (depth > p->depth) p->depth = depth;
+    dt_schedule_depths(d, link, p->lane.n, depth);
     if (!dt_schedule_same_end(s->schedule[0], d, me))
       st = dt_fail(
           e, DT_EUSER, s->where,
@@ -263,7 +261,8 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
           "reduced in that order, so it must not depend on the number of microbatches",
           d->micros, me, s->schedule[0]->micros);
   }
-  free(pair);
+  for (int i = 0; i < p->lane.n; i++) p->lane.p[i].depth = depth[i];
+  free(link), free(depth);
   return st;
 }
 

@@ -45,6 +45,7 @@ typedef struct dt_segment {
 typedef struct dt_lane {
   bool send;
   int seg, peer, edge; /* peer: coordinate on the axis */
+  int depth;           /* messages in the ring */
   int64_t bytes;       /* of one message */
 } dt_lane;
 typedef struct dt_run { /* this rank's actions in a step of so many microbatches */
@@ -57,7 +58,6 @@ typedef struct dt_plan {
   int nseg;
   dt_segment *seg; /* [nseg] */
   DT_VEC(dt_lane) lane;
-  int depth; /* messages in a ring */
   int nrun;
   dt_run *run;
   int *slots;             /* [chunks] */

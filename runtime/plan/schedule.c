@@ -205,73 +205,6 @@ dt_status dt_schedule_check(dt_schedule *s, const char *name, const char *where,
   return DT_OK;
 }
 
-/* ---- messages: a sender's k-th waits for its (k - depth)-th to have been taken, which happens once the receiver has come so far that it is
- * among its next `depth` ---- */
-typedef struct line {
-  int from, to, kind;
-  int sent, taken;    /* messages handed over by the sender's actions; actions of the receiver begun */
-  int *order, *place; /* [micros] the sender's k-th microbatch; position of a microbatch at the receiver */
-} line;
-
-static bool flows(const dt_schedule *s, const dt_link *pair, int npairs, int depth) {
-  state t = begin(s);
-  line *l = dt_xalloc(sizeof(line) * (size_t)(npairs + 1));
-  int *phase = dt_xalloc(sizeof(int) * (size_t)s->ranks); /* 1: action done, its messages are not all away */
-  for (int i = 0; i < npairs; i++) {
-    l[i] = (line){.from = pair[i].from, .to = pair[i].to, .kind = pair[i].from > pair[i].to};
-    l[i].order = dt_xalloc(sizeof(int) * (size_t)s->micros), l[i].place = dt_xalloc(sizeof(int) * (size_t)s->micros);
-    int a = pair[i].from, b = pair[i].to, k = 0;
-    for (int j = 0; j < s->n[a % s->ranks]; j++) {
-      const dt_action *x = &s->action[a % s->ranks][j];
-      if (kind_of(x->kind) == l[i].kind && x->chunk == a / s->ranks) l[i].order[k++] = x->micro;
-    }
-    k = 0;
-    for (int j = 0; j < s->n[b % s->ranks]; j++) {
-      const dt_action *x = &s->action[b % s->ranks][j];
-      if (kind_of(x->kind) == l[i].kind && x->chunk == b / s->ranks) l[i].place[x->micro] = k++;
-    }
-  }
-  bool moved = true;
-  while (moved) {
-    moved = false;
-    for (int r = 0; r < s->ranks; r++)
-      while (t.at[r] < s->n[r]) {
-        const dt_action *a = &s->action[r][t.at[r]];
-        int me = a->chunk * s->ranks + r, kind = kind_of(a->kind), stage;
-        char k;
-        if (!phase[r]) {
-          if (waits(&t, r, a, &k, &stage)) break;
-          for (int i = 0; i < npairs; i++)
-            if (l[i].to == me && l[i].kind == kind) l[i].taken++;
-          phase[r] = 1, moved = true;
-        }
-        bool away = true;
-        for (int i = 0; i < npairs && away; i++) {
-          if (l[i].from != me || l[i].kind != kind) continue;
-          int old = l[i].sent - depth; /* this one must be on its way into a place of the receiver's */
-          away = old < 0 || l[i].place[l[i].order[old]] < l[i].taken + depth;
-        }
-        if (!away) break;
-        for (int i = 0; i < npairs; i++)
-          if (l[i].from == me && l[i].kind == kind) l[i].sent++;
-        *flag(&t, kind, me, a->micro) = 1;
-        phase[r] = 0, t.at[r]++, moved = true;
-      }
-  }
-  bool all = true;
-  for (int r = 0; r < s->ranks; r++) all &= t.at[r] == s->n[r];
-  for (int i = 0; i < npairs; i++) free(l[i].order), free(l[i].place);
-  free(l), free(phase);
-  end(&t);
-  return all;
-}
-
-int dt_schedule_depth(const dt_schedule *s, const dt_link *pair, int npairs) {
-  int depth = 2;
-  while (depth < s->micros && !flows(s, pair, npairs, depth)) depth++;
-  return depth;
-}
-
 double dt_schedule_time(const dt_schedule *s, double f, double b, double w, double **start) {
   state t = begin(s);
   const double cost[3] = {f, s->split ? b : b + w, w};
@@ -303,6 +236,38 @@ double dt_schedule_time(const dt_schedule *s, double f, double b, double w, doub
   free(done), free(busy);
   end(&t);
   return last;
+}
+
+/* ---- messages ---- */
+void dt_schedule_depths(const dt_schedule *s, const dt_link *link, int n, int *depth) {
+  double **start = dt_xalloc(sizeof(double *) * (size_t)s->ranks),
+         *sent = dt_xalloc(sizeof(double) * (size_t)s->micros);
+  double *taken = dt_xalloc(sizeof(double) * (size_t)s->micros); /* [microbatch] */
+  int *order = dt_xalloc(sizeof(int) * (size_t)s->micros);
+  for (int r = 0; r < s->ranks; r++) start[r] = dt_xalloc(sizeof(double) * (size_t)(s->n[r] + 1));
+  dt_schedule_time(s, 1, 1, 1, start);
+  for (int i = 0; i < n; i++) {
+    const int from = link[i].from, to = link[i].to, a = from % s->ranks, b = to % s->ranks;
+    const char kind = from < to ? 'F' : 'B';
+    int sends = 0;
+    for (int k = 0; k < s->n[a]; k++)
+      if (s->action[a][k].kind == kind && s->action[a][k].chunk == from / s->ranks) {
+        order[sends] = s->action[a][k].micro;
+        sent[sends++] = start[a][k] + (kind == 'F' || s->split ? 1 : 2);
+      }
+    for (int k = 0; k < s->n[b]; k++)
+      if (s->action[b][k].kind == kind && s->action[b][k].chunk == to / s->ranks)
+        taken[s->action[b][k].micro] = start[b][k];
+    for (int d = 2;; d++) {
+      bool enough = true;
+      for (int k = d; k < sends && enough; k++) enough = taken[order[k - d]] <= sent[k];
+      if (!enough) continue;
+      if (d > depth[i]) depth[i] = d;
+      break;
+    }
+  }
+  for (int r = 0; r < s->ranks; r++) free(start[r]);
+  free(start), free(sent), free(taken), free(order);
 }
 
 bool dt_schedule_same_end(const dt_schedule *a, const dt_schedule *b, int rank) {

@@ -31,8 +31,9 @@ void dt_schedule_free(dt_schedule *s);
 /* Every action is there once and can run: each waits for those it depends on, and nobody waits in a circle. Fills first, last, slot and what
  * is found. `name` and `where` are for messages. */
 dt_status dt_schedule_check(dt_schedule *s, const char *name, const char *where, dt_err *e);
-/* Messages that each of the pairs must be able to hold at either end, so that no wait for a free place is part of a circle; at least 2. */
-int dt_schedule_depth(const dt_schedule *s, const dt_link *link, int npairs);
+/* depth[i], at least 2 (and what it was): messages of the link that the sender must be able to keep until they are taken, so that no sender
+ * waits for a free place when all actions take the same time. Then no wait for a place can be part of a circle, whatever they take. */
+void dt_schedule_depths(const dt_schedule *s, const dt_link *link, int n, int *depth);
 /* Start of each action (start[rank][i], may be NULL) and the end of the last, when a chunk's F, B and W take f, b, w and messages no time; without
  * W, B takes b + w. */
 double dt_schedule_time(const dt_schedule *s, double f, double b, double w, double **start);
