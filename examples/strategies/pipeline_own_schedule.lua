@@ -1,5 +1,5 @@
 -- A pipeline with a schedule of one's own, in ten lines.   dtrain explain examples/strategies/pipeline_own_schedule.lua --ranks 4
--- Look at the chart: every stage runs as many forwards as it can before its first backward is ready, and one of each from then on. Twice
+-- Look at the chart: every stage runs what forwards it can before its first backward is ready, and one of each from then on. Twice
 -- 1F1B's forwards are in flight on the first stages, and the bubble is the same: change the 2 to 1 and look again. Then run it:
 --   mpirun -n 4 dtrain examples/strategies/pipeline_own_schedule.lua
 local dt = require "dtrain"

@@ -491,7 +491,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   }
   for (dt_nid i = 0; i < nn; i++) {
     dt_node *n = &g->node.p[i];
-    if (n->phase != DT_UPD) continue;
+    if (n->phase != DT_UPD || n->op == DT_OP_pack) continue;
     if (n->op == DT_OP_sum_squares) { /* whole buckets where it reads all of a bucket's gradients */
       int k = 0;
       int *mine = dt_xalloc(sizeof(int) * (size_t)(l->nbucket + 1)),

@@ -8,7 +8,7 @@ local dt = require "dtrain"
 local engines = require "dtrain.engine"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
-local args = dt.args { pipeline = 1, save = "", want = "", models = "tied,untied,skip", schedules = "gpipe,1f1b,interleaved,zb_h1,own",
+local args = dt.args { pipeline = 1, save = "", want = "", models = "tied,untied,skip,shared", schedules = "gpipe,1f1b,interleaved,zb_h1,own",
   micros = "1,3,4,8", precision = "f32", clip = 0.0, steps = 5 }
 
 local Net = nn.module "Net"
@@ -25,6 +25,17 @@ function Net:forward(x) -- h skips over all that follows, and is read by several
   for i, layer in ipairs(self.middle) do y = dt.gelu(layer(i % 3 == 0 and y + h or y)) + x:sum({ 1 }, true) end
   local ends = dt.concat({ y:slice { dim = 1, start = 0, stop = 8 }, h:slice { dim = 1, start = 4, stop = 12 } }, 1)
   return self.last(ends)
+end
+
+-- one layer used over and over: by several stages, and by several chunks of one rank
+local Shared = nn.module "Shared"
+function Shared:init()
+  self.first, self.again, self.norm, self.last = nn.Linear(6, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 3)
+end
+function Shared:forward(x)
+  local h = self.first(x)
+  for _ = 1, 5 do h = self.norm(dt.tanh(self.again(h)) + h) end
+  return self.last(h)
 end
 
 local function text(n)
@@ -48,10 +59,11 @@ local function own(stage, stages, micro)
 end
 
 local function job(model, schedule, micro)
-  local gpt = model ~= "skip"
+  local gpt = model == "tied" or model == "untied"
   local set = gpt and text(44) or data.synthetic { inputs = { 6 }, targets = { 3 }, samples = 44 }
   return dt.job {
-    model = gpt and nn.GPT { vocab = 30, layers = 8, heads = 2, width = 8, context = 10, dropout = 0.1, tied = model == "tied" } or Net(),
+    model = gpt and nn.GPT { vocab = 30, layers = 8, heads = 2, width = 8, context = 10, dropout = 0.1, tied = model == "tied" } or model == "skip" and Net()
+      or Shared(),
     loss = gpt and nn.CrossEntropy() or nn.MSE(), data = { train = set:subset(0, 28), valid = set:subset(28, 44) },
     batch = { global = 8, micro = -(-8 // micro) }, steps = args.steps, precision = args.precision, clip = args.clip > 0 and args.clip or nil,
     optimizer = optim.AdamW { lr = 1e-2 }, eval = { metrics = { "loss" } },

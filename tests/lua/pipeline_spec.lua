@@ -78,10 +78,13 @@ end
 
 describe("training on a pipeline equals one process", function()
   setup(function() reference() end)
-  it("on 2 ranks: gpipe, 1f1b, interleaved, zb_h1 and a schedule of the script's own", function() compare("--pipeline 2", 2, 2e-5, 54) end)
+  it("on 2 ranks: gpipe, 1f1b, interleaved, zb_h1 and a schedule of the script's own", function() compare("--pipeline 2 --models tied,untied,skip", 2, 2e-5, 54) end)
   it("on 4 ranks", function() compare("--pipeline 4 --micros 1,4,8 --models tied,skip", 4, 2e-5, 26) end)
   it("on 2 pipelines of 2 ranks", function()
     compare("--pipeline 2 --micros 3,8 --schedules 1f1b,zb_h1 --models tied,skip", 4, 2e-5, 8)
+  end)
+  it("with a layer that several stages and several chunks share", function()
+    compare("--pipeline 2 --micros 8 --schedules interleaved,zb_h1 --models shared", 4, 2e-5, 2)
   end)
   it("with clipping, on 2 pipelines of 2", function()
     reference "--clip 0.1 --models tied"
