@@ -15,6 +15,7 @@
 #define DTL_SYMBOL "dtrain.symbol"
 #define DTL_GRAPH "dtrain.graph"
 #define DTL_PLAN "dtrain.plan"
+#define DTL_SCHEDULE "dtrain.schedule"
 #define DTL_EXEC "dtrain.exec"
 #define DTL_DATASET "dtrain.dataset"
 #define DTL_LOADER "dtrain.loader"
@@ -134,6 +135,12 @@ typedef struct dtl_plan {
 dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i);
 int dtl_compile(lua_State *L); /* g:compile{...} */
 
+/* A checked pipeline schedule (l_schedule.c). */
+typedef struct dtl_schedule {
+  dt_schedule *s;
+} dtl_schedule;
+dtl_schedule *dtl_check_schedule(lua_State *L, const char *fn, int arg, int i);
+
 /* ---- operations (l_op.c, l_eager.c) ---- */
 /* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns
  * how many. */
@@ -170,6 +177,7 @@ void dtl_open_tensor(lua_State *L);
 void dtl_open_symbol(lua_State *L);
 void dtl_open_graph(lua_State *L);
 void dtl_open_plan(lua_State *L);
+void dtl_open_schedule(lua_State *L);
 void dtl_open_exec(lua_State *L);
 void dtl_open_data(lua_State *L);
 void dtl_open_loader(lua_State *L);

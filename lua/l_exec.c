@@ -355,7 +355,7 @@ static int x_set(lua_State *L) {
   return 0;
 }
 
-/* x:digest() -> hex of everything that persists: equal digests are equal bits */
+/* x:digest() -> hex of everything that persists on this rank: equal digests are equal bits */
 static int x_digest(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:digest");

@@ -197,8 +197,8 @@ static int g_param(lua_State *L) {
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
   dt_param p = {.name = new_name(L, fn, b->g),
                 .grad = -1,
-                .trainable = trainable,
                 .counted = true,
+                .trainable = trainable,
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,

@@ -46,6 +46,18 @@ static int l_loader(lua_State *L) {
   return 1;
 }
 
+/* l:micros() -> every number of microbatches that a step of this rank may have, but 0; the usual one first */
+static int l_micros(lua_State *L) {
+  int64_t n[4];
+  int k = dt_loader_micros(dtl_check_loader(L, "loader:micros", 1, 1)->l, n);
+  lua_createtable(L, k, 0);
+  for (int i = 0; i < k; i++) {
+    lua_pushinteger(L, n[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
 /* l:sizes() -> every size of microbatch that this rank will see, largest first */
 static int l_sizes(lua_State *L) {
   int64_t size[8];
@@ -105,8 +117,8 @@ static int l_next(lua_State *L) {
 
 void dtl_open_loader(lua_State *L) {
   static const luaL_Reg fn[] = {{"loader", l_loader}, {NULL, NULL}};
-  static const luaL_Reg method[] = {
-      {"sizes", l_sizes}, {"steps_per_epoch", l_steps}, {"seek", l_seek}, {"next", l_next}, {NULL, NULL}};
+  static const luaL_Reg method[] = {{"sizes", l_sizes}, {"micros", l_micros}, {"steps_per_epoch", l_steps},
+                                    {"seek", l_seek},   {"next", l_next},     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_LOADER);
   lua_pushcfunction(L, loader_gc);

@@ -85,16 +85,55 @@ static dt_status run_hook(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val 
   return st;
 }
 
+/* The table at stack index i; lists stay alive on the stack. */
+static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
+  int64_t chunks = 1;
+  int starts = 0, schedules = 0;
+  luaL_checkstack(L, 16, fn);
+  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"chunks", 'i', &chunks, NULL}, {"where", 's', &s->where, NULL},
+           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
+  s->chunks = (int)chunks;
+  if (starts) {
+    int n = (int)lua_rawlen(L, starts);
+    const char ***list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
+    for (int k = 0; k < n; k++) {
+      luaL_checkstack(L, 4, fn);
+      lua_rawgeti(L, starts, k + 1);
+      int m = lua_type(L, -1) == LUA_TTABLE ? (int)lua_rawlen(L, -1) : 0;
+      list[k] = lua_newuserdatauv(L, sizeof **list * (size_t)(m + 1), 0);
+      for (int q = 0; q < m; q++) { /* the table keeps the string */
+        lua_rawgeti(L, -2, q + 1);
+        list[k][q] = dtl_text(L, fn, 1, -1);
+        lua_pop(L, 1);
+      }
+      list[k][m] = NULL;
+    }
+    s->starts = (const char *const *const *)list;
+  }
+  if (schedules) {
+    int n = (int)lua_rawlen(L, schedules);
+    const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
+    for (int k = 0; k < n; k++) {
+      lua_rawgeti(L, schedules, k + 1);
+      list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
+      s->split |= list[k]->split;
+      lua_pop(L, 1);
+    }
+    s->nschedule = n;
+    s->schedule = list;
+  }
+}
+
 /* g:compile{ train =, precision =, comm_dtype =, bucket_mb =, first_bucket_mb =, rows =, rank =, threads =, clip =,
  * clip_value =, layout = plan, ranks =, zero =, resident =, every_micro =, by_registration =, optimizer = name, apart =, independent =,
- * hook = function(graph, symbol, bucket, parameters) -> symbol } */
+ * hook = function(graph, symbol, bucket, parameters) -> symbol, pipeline = { chunks =, where =, starts = lists of parameter names or nil, schedules = list } } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
   if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   bool train = false;
-  int precision = DT_F32, comm = DT_F32, layout = 0, size = dt_mesh_ranks(&b->g->mesh);
+  int precision = DT_F32, comm = DT_F32, layout = 0, pipeline = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size, zero = 0, resident = 0;
   bool every_micro = false, registration = false, apart = false, independent = false;
@@ -108,7 +147,7 @@ int dtl_compile(lua_State *L) {
            {"ranks", 'i', &ranks, NULL}, {"zero", 'i', &zero, NULL}, {"resident", 'i', &resident, NULL},
            {"every_micro", 'b', &every_micro, NULL}, {"by_registration", 'b', &registration, NULL},
            {"optimizer", 's', &optimizer, NULL}, {"apart", 'b', &apart, NULL}, {"independent", 'b', &independent, NULL},
-           {"hook", 'v', &hook, NULL});
+           {"hook", 'v', &hook, NULL}, {"pipeline", 'v', &pipeline, NULL});
   hook_ctx hooks = {L, b, hook};
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
@@ -145,6 +184,8 @@ int dtl_compile(lua_State *L) {
                .first_bucket_bytes = (int64_t)(first * 1048576),
                .workspace = dt_ctx_workspace};
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
+
+  if (pipeline) read_pipeline(L, fn, pipeline, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);
@@ -219,9 +260,14 @@ static int p_unused(lua_State *L) {
   lua_newtable(L);
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
-    if (!p->trainable || p->grad >= 0) continue;
+    if (!p->trainable || p->grad >= 0 || g->chunks) continue;
     if (p->file) lua_pushfstring(L, "%s (%s:%d)", p->name, p->file, p->line);
     else lua_pushstring(L, p->name);
+    lua_rawseti(L, -2, ++n);
+  }
+  for (int i = 0; i < g->held.n; i++) { /* of all stages */
+    if (!g->held.p[i].missed) continue;
+    lua_pushstring(L, g->held.p[i].name);
     lua_rawseti(L, -2, ++n);
   }
   return 1;
@@ -232,7 +278,7 @@ static int p_outputs(lua_State *L) {
   const dt_graph *g = dtl_check_plan(L, "plan:outputs", 0, 1)->p->g;
   lua_createtable(L, g->output.n, 0);
   for (int i = 0; i < g->output.n; i++) {
-    const char *name = g->val.p[g->output.p[i]].name;
+    const char *name = g->output.p[i] >= 0 ? g->val.p[g->output.p[i]].name : NULL;
     lua_pushstring(L, name ? name : "");
     lua_rawseti(L, -2, i + 1);
   }

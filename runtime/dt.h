@@ -94,7 +94,7 @@ int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
 int dt_exec_names(dt_exec *x, const char ***names);
 int dt_exec_find(const dt_exec *x, const char *name); /* its number in that list, -1 when unknown */
 dt_type dt_exec_type(const dt_exec *x, int number);
-/* Copies one out, whole and contiguous. Under ZeRO ranks may hold parts of it (`parted`): then all ranks call this together. */
+/* Copies one out, whole and contiguous. Ranks may hold parts of it, or only other stages have it (`parted`): then all ranks call this together. */
 bool dt_exec_parted(const dt_exec *x, int number);
 dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
 void dt_exec_write(dt_exec *x, int number, const void *in); /* this rank takes what it keeps of it */

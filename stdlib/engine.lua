@@ -37,10 +37,11 @@ end
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
 --- it, so that the memory that is planned is the memory that is allocated.
 function M.plans(job, where)
-  local function how(rows, layout)
-    return { rows = rows, where = where, threads = core.threads(), layout = layout }
-  end
   local loader = loader_of(job, job.data.train, 0, false, where)
+  local micros = loader:micros()
+  local function how(rows, layout)
+    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros }
+  end
   local p = { train = {}, eval = {}, steps_per_epoch = loader:steps_per_epoch() }
   for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do
     local plan, own = trace.train(job, how(rows, p.main))
@@ -60,7 +61,8 @@ end
 --- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places on the mesh's
 --- other axes.
 function M.plan_key(job, where)
-  local out = { table.concat(sizes_of(loader_of(job, job.data.train, 0, false, where), 0), " ") }
+  local loader = loader_of(job, job.data.train, 0, false, where)
+  local out = { table.concat(sizes_of(loader, 0), " ") .. "," .. table.concat(loader:micros(), " ") }
   if job.eval.data then
     out[2] = table.concat(sizes_of(loader_of(job, job.eval.data, 0, true, where), 0), " ")
   end

@@ -11,10 +11,11 @@ local function introduce(engine, show)
   local job, parameters = engine.job, 0
   for _, m in ipairs(trace.modules(job)) do parameters = parameters + modules.base.count(m[2]) end
   local ranks, threads = core.size(), core.threads()
-  local micro = job:rows(ranks)
+  local replicas = job:where_is(core.rank(), ranks).replicas
+  local micro = job:rows(replicas)
   show:say("%s parameters, %d rank%s x %d thread%s, batch %d%s, %d steps%s", util.commas(parameters), ranks,
     ranks == 1 and "" or "s",
-    threads, threads == 1 and "" or "s", job.batch.global, micro * ranks < job.batch.global
+    threads, threads == 1 and "" or "s", job.batch.global, micro * replicas < job.batch.global
       and (" (micro %d)"):format(micro) or "",
     engine.steps, engine.start > 0 and (", from step %d"):format(engine.start) or "")
   for _, name in ipairs(engine.plan:unused()) do

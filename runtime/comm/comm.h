@@ -32,6 +32,8 @@ struct dt_comm_vt {
    * Every rank of the communicator asks at the same time, sizes may differ. */
   dt_status (*alloc)(dt_comm *c, size_t bytes, void **p, dt_err *e);
   dt_status (*free)(dt_comm *c, void *p, dt_err *e);
+  /* Where this rank sees the start of `rank`'s part of the window in which p lies; NULL when it doesn't: another host. */
+  char *(*part)(dt_comm *c, const void *p, int rank);
   /* Collective: ranks of equal colour, ordered by key. A negative colour takes part and gets NULL. */
   dt_status (*split)(dt_comm *c, int color, int key, dt_comm **out, dt_err *e);
   void (*close)(dt_comm *c); /* collective; frees c */

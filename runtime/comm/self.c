@@ -127,6 +127,11 @@ static dt_status self_free(dt_comm *b, void *p, dt_err *e) {
   }
   return p ? dt_fail(e, DT_EBUG, NULL, "free of memory that this communicator did not give") : DT_OK;
 }
+static char *self_part(dt_comm *b, const void *p, int rank) {
+  for (area *a = ((self_comm *)b)->areas; a && rank == 0; a = a->next)
+    if ((const char *)p >= (char *)a->p && (const char *)p < (char *)a->p + a->bytes) return a->p;
+  return NULL;
+}
 static dt_status self_split(dt_comm *c, int color, int key, dt_comm **out, dt_err *e) {
   (void)c, (void)key;
   *out = NULL;
@@ -148,9 +153,10 @@ static void self_abort(dt_comm *c, int code) {
 }
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e) {
-  static const struct dt_comm_vt vt = {"self",         self_all_reduce, self_reduce_scatter, self_gather, self_gather,
-                                       self_broadcast, self_barrier,    self_isend,          self_irecv,  self_wait,
-                                       self_alloc,     self_free,       self_split,          self_close,  self_abort};
+  static const struct dt_comm_vt vt = {"self",      self_all_reduce, self_reduce_scatter, self_gather,
+                                       self_gather, self_broadcast,  self_barrier,        self_isend,
+                                       self_irecv,  self_wait,       self_alloc,          self_free,
+                                       self_part,   self_split,      self_close,          self_abort};
   (void)e;
   self_comm *c = dt_xalloc(sizeof *c);
   c->b = (dt_comm){.vt = &vt, .size = 1, .local_size = 1, .hosts = 1};

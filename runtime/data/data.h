@@ -172,6 +172,8 @@ dt_status dt_loader_seek(dt_loader *l, int64_t step, dt_err *e);
 /* Every distinct microbatch size that this rank will ever see, largest first, at most cap of them; returns how many
  * (<= 4). */
 int dt_loader_sizes(const dt_loader *l, int64_t *sizes, int cap);
+/* Every number of microbatches, but 0, that a step may have for this rank; the usual one first. Those of the other ranks that have most come last. Returns how many (<= 4). */
+int dt_loader_micros(const dt_loader *l, int64_t n[4]);
 int64_t dt_loader_steps(const dt_loader *l); /* of an epoch */
 const dt_dataset *dt_loader_dataset(const dt_loader *l);
 

@@ -277,5 +277,18 @@ int dt_loader_sizes(const dt_loader *l, int64_t *sizes, int cap) {
   return n < cap ? n : cap;
 }
 
+int dt_loader_micros(const dt_loader *l, int64_t n[4]) {
+  int k = 0;
+  for (int i = 0; i < 4; i++) { /* full and last batches: this rank's part, and the largest */
+    int64_t count = step_count(l, i & 1 ? l->steps - 1 : 0);
+    int64_t rows = i < 2 ? part_rows(l, count) : (count + l->o.size - 1) / l->o.size;
+    int64_t m = (rows + l->cut - 1) / l->cut;
+    int j = 0;
+    while (j < k && n[j] != m) j++;
+    if (m && j == k) n[k++] = m;
+  }
+  return k;
+}
+
 int64_t dt_loader_steps(const dt_loader *l) { return l->steps; }
 const dt_dataset *dt_loader_dataset(const dt_loader *l) { return l->ds; }

@@ -52,8 +52,9 @@ static char *shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root) {
   return NULL;
 }
 
-static char *place(dt_exec *x, int k, dt_addr a) {
+static char *place(dt_exec *x, int k, dt_addr a, int chunk, int slot) {
   bound_plan *b = &x->b[k];
+  if (a.slot) return x->pipe->slot_base[chunk] + slot * x->pipe->slot_bytes[chunk] + a.off;
   if (a.region != DT_REG_PERSIST) return x->base[a.region] + a.off;
   if (k > 0) { /* a shared buffer? */
     const dt_graph *g = b->plan->g;
@@ -74,9 +75,49 @@ dt_view dt_exec_view(dt_exec *x, int k, dt_val v) {
   const dt_value *a = &g->val.p[v], *r = &g->val.p[a->root];
   dt_view w = {.t = a->t};
   memcpy(w.stride, a->stride, sizeof w.stride);
-  dt_addr at = {r->region, r->addr + a->offset * (int64_t)dt_dtype_size(r->t.dtype)};
-  w.p = place(x, k, at);
+  dt_addr at = {r->region, false, r->addr + a->offset * (int64_t)dt_dtype_size(r->t.dtype)};
+  w.p = place(x, k, at, 0, 0);
   return w;
+}
+
+static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int chunk, int slot, dt_err *e) {
+  const dt_plan *p = x->b[k].plan;
+  q->ins = ins;
+  if (ins->kind == DT_I_WAIT) return DT_OK;
+  dt_call *c = &q->call;
+  c->nin = ins->nin, c->nout = ins->nout;
+  dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(ins->nin + 1));
+  c->in = in;
+  for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j], chunk, slot);
+  for (int j = 0; j < ins->nout; j++)
+    c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j], chunk, slot);
+  memcpy(c->attr, ins->attr, sizeof c->attr);
+  c->vm = ins->vm;
+  c->flags = ins->acc;
+  c->ws = x->ws;
+  c->ws_bytes = (size_t)p->ws;
+  c->pool = x->ctx->pool;
+  c->tick = &x->tick;
+  if (ins->kind == DT_I_SEND || ins->kind == DT_I_RECV || ins->kind == DT_I_CLEAR) return DT_OK;
+  if (ins->kind == DT_I_COMM) {
+    q->job = (dt_commjob){
+        .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
+    if (dt_op(ins->op)->flags & OP_INPLACE && in[0].p != c->out[0].p) q->copy = (size_t)dt_nbytes(&in[0].t);
+    DT_TRY(dt_ctx_comm(x->ctx, &p->g->mesh, ins->group, &q->job.comm, e));
+    switch (ins->op) {
+      case DT_OP_all_reduce: q->job.kind = DT_CJ_ALL_REDUCE; break;
+      case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
+      case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
+      case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
+      case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
+      default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
+    }
+    return DT_OK;
+  }
+  const dt_kernel *kern = &x->ctx->kernels[ins->op];
+  q->run = kern->run;
+  if (!q->run) return dt_fail(e, DT_EBUG, NULL, "no kernel for %s", dt_op(ins->op)->name);
+  return kern->prepare ? kern->prepare(c, e) : DT_OK;
 }
 
 static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
@@ -87,60 +128,39 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++)
-    b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
-  for (int i = 0; i < g->output.n; i++) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
+  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
+  b->seg = dt_xalloc(sizeof(bound *) * (size_t)p->nseg), b->more = dt_xalloc(sizeof(bound *) * (size_t)p->nseg);
+  b->nslotted = dt_xalloc(sizeof(int) * (size_t)p->nseg);
   bool lost = false;
-  for (int s = 0; s < 3; s++) {
-    int n = p->seg[s].ins.n;
+  for (int s = 0; s < p->nseg; s++) {
+    int n = p->seg[s].ins.n, chunk = s < DT_SEG_FIXED ? 0 : (s - DT_SEG_FIXED) / 3;
     b->seg[s] = dt_xalloc(sizeof(bound) * (size_t)(n + 1));
     for (int i = 0; i < n; i++) {
       const dt_instr *ins = &p->seg[s].ins.p[i];
       bound *q = &b->seg[s][i];
-      q->ins = ins;
-      if (ins->kind == DT_I_WAIT) continue;
-      dt_call *c = &q->call;
-      c->nin = ins->nin, c->nout = ins->nout;
-      dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(ins->nin + 1));
-      c->in = in;
-      for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j]);
-      for (int j = 0; j < ins->nout; j++)
-        c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j]);
-      memcpy(c->attr, ins->attr, sizeof c->attr);
-      c->vm = ins->vm;
-      c->flags = ins->acc;
-      c->ws = x->ws;
-      c->ws_bytes = (size_t)p->ws;
-      c->pool = x->ctx->pool;
-      c->tick = &x->tick;
-      if (ins->kind == DT_I_CLEAR) continue;
-      if (ins->kind == DT_I_COMM) {
-        q->job = (dt_commjob){
-            .in = in[0].p, .out = c->out[0].p, .n = ins->count, .dtype = in[0].t.dtype, .op = (dt_red)ins->red};
-        if (dt_op(ins->op)->flags & OP_INPLACE && in[0].p != c->out[0].p) q->copy = (size_t)dt_nbytes(&in[0].t);
-        DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, ins->group, &q->job.comm, e));
-        switch (ins->op) {
-          case DT_OP_all_reduce: q->job.kind = DT_CJ_ALL_REDUCE; break;
-          case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
-          case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
-          case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
-          case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
-          default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
-        }
-        bool once = ins->flags & DT_NODE_LAST_MICRO;
-        if (s == 1 && !lost && x->fault == (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
-          q->job.n = 0, lost = true;
-        continue;
-      }
-      const dt_kernel *kern = &x->ctx->kernels[ins->op];
-      q->run = kern->run;
-      if (!q->run) return dt_fail(e, DT_EBUG, NULL, "no kernel for %s", dt_op(ins->op)->name);
-      if (kern->prepare) DT_TRY(kern->prepare(c, e));
-      if (s == 2 && g->norm >= 0)
-        for (int j = 0; j < ins->nout; j++)
-          if (c->out[j].p == dt_exec_view(x, k, g->norm).p) b->norm_at = i + 1;
+      DT_TRY(bind_one(x, k, ins, q, chunk, 0, e));
+      bool once = ins->flags & DT_NODE_LAST_MICRO;
+      if (ins->kind == DT_I_COMM && s != DT_SEG_PRE && s != DT_SEG_UPD && !lost &&
+          x->fault == (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
+        q->job.n = 0, lost = true;
+      q->slotted = -1;
+      for (int j = 0; j < ins->nin + ins->nout && q->slotted < 0; j++)
+        if (ins->addr[j].slot) q->slotted = b->nslotted[s]++;
+      if (s == DT_SEG_UPD && g->norm >= 0)
+        for (int j = 0; j < ins->nout && ins->kind != DT_I_WAIT; j++)
+          if (q->call.out[j].p == dt_exec_view(x, k, g->norm).p) b->norm_at = i + 1;
     }
+    int others = x->pipe && s >= DT_SEG_FIXED ? x->pipe->slots[chunk] - 1 : 0;
+    if (others <= 0 || !b->nslotted[s]) continue;
+    b->more[s] = dt_xalloc(sizeof(bound) * (size_t)(others * b->nslotted[s]));
+    for (int i = 0; i < n; i++)
+      for (int slot = 1; slot <= others && b->seg[s][i].slotted >= 0; slot++) {
+        bound *q = &b->more[s][(slot - 1) * b->nslotted[s] + b->seg[s][i].slotted];
+        DT_TRY(bind_one(x, k, &p->seg[s].ins.p[i], q, chunk, slot, e));
+      }
   }
   return DT_OK;
 }
@@ -148,12 +168,20 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
 /* Plans share regions, so each is as large as its largest user; inputs and scalars are each plan's own. */
 int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]) {
   int64_t r[DT_NREG] = {0}, ws = 0, pool = 0, total = 0;
+  dt_plan *plans[DT_MAX_PLANS];
   for (int k = 0; k < x->nplan; k++) {
-    const dt_plan *p = x->b[k].plan;
-    for (int i = 0; i < DT_NREG; i++) r[i] = i == DT_REG_PERSIST ? r[i] + p->bytes[i] : max64(r[i], p->bytes[i]);
+    dt_plan *p = plans[k] = x->b[k].plan;
+    const int64_t rings = dt_plan_rings(&p, 1);
+    for (int i = 0; i < DT_NREG; i++) {
+      int64_t n = p->bytes[i] - (i == DT_REG_COMM ? rings : 0);
+      r[i] = i == DT_REG_PERSIST ? r[i] + n : max64(r[i], n);
+    }
     ws = max64(ws, p->ws);
-    pool = max64(pool, p->bytes[DT_REG_ACT] + p->bytes[DT_REG_TEMP] - p->ws);
+    pool = max64(pool, (p->g->chunks ? 0 : p->bytes[DT_REG_ACT]) + p->bytes[DT_REG_TEMP] - p->ws);
   }
+  r[DT_REG_COMM] += dt_plan_rings(plans, x->nplan);
+  if (plans[0]->g->chunks) /* the slots' place is apart from that of temporaries */
+    r[DT_REG_ACT] = dt_plan_slots(plans, x->nplan), pool += r[DT_REG_ACT];
   r[DT_REG_TEMP] = pool + ws - r[DT_REG_ACT];
   for (int i = 0; i < DT_NREG; i++) total += r[i];
   if (by_region) memcpy(by_region, r, sizeof r);
@@ -165,7 +193,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   for (int k = 0; k < x->nplan; k++) {
     const dt_plan *p = x->b[k].plan;
     ws = max64(ws, p->ws);
-    for (int s = 0; s < 3; s++)
+    for (int s = 0; s < p->nseg; s++)
       for (int i = 0; i < p->seg[s].ins.n; i++) tickets = max64(tickets, p->seg[s].ins.p[i].ticket);
   }
   int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
@@ -184,6 +212,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   x->base[DT_REG_STATE] = at, at += r[DT_REG_STATE];
   for (int k = 0; k < x->nplan; k++) x->b[k].persist = at, at += x->b[k].plan->bytes[DT_REG_PERSIST];
   x->base[DT_REG_ACT] = x->base[DT_REG_TEMP] = at, at += pool;
+  if (x->b[0].plan->g->chunks) x->base[DT_REG_TEMP] += r[DT_REG_ACT];
   x->ws = at, at += ws;
   if (alone) {
     x->base[DT_REG_GRAD] = at, at += r[DT_REG_GRAD];
@@ -201,6 +230,11 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
     dt_comm *c;
     for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
   }
+  if (x->b[0].plan->g->chunks) {
+    dt_plan *plans[DT_MAX_PLANS];
+    for (int k = 0; k < x->nplan; k++) plans[k] = x->b[k].plan;
+    DT_TRY(dt_pipe_new(x, x->base[DT_REG_COMM] + r[DT_REG_COMM] - dt_plan_rings(plans, x->nplan), e));
+  }
   if (tickets) DT_TRY((x->queue = dt_commq_new(e)) ? DT_OK : e->code);
   x->ticket = dt_xalloc(sizeof(uint64_t) * (size_t)(tickets + 1));
   for (int k = 0; k < x->nplan; k++) DT_TRY(bind_plan(x, k, e));
@@ -209,20 +243,25 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   return DT_OK;
 }
 
+static void unbind_one(dt_exec *x, bound *q) {
+  if (q->ins && q->ins->kind == DT_I_KERNEL && x->ctx->kernels[q->ins->op].release)
+    x->ctx->kernels[q->ins->op].release(&q->call);
+  free((void *)q->call.in);
+}
+
 void dt_exec_unbind(dt_exec *x) {
   for (int k = 0; k < x->nplan; k++) {
     bound_plan *b = &x->b[k];
-    for (int s = 0; s < 3 && b->seg[s]; s++) {
-      for (int i = 0; i < b->plan->seg[s].ins.n; i++) {
-        bound *q = &b->seg[s][i];
-        if (q->ins && q->ins->kind == DT_I_KERNEL && x->ctx->kernels[q->ins->op].release)
-          x->ctx->kernels[q->ins->op].release(&q->call);
-        free((void *)q->call.in);
-      }
-      free(b->seg[s]);
+    for (int s = 0; b->seg && s < b->plan->nseg; s++) {
+      for (int i = 0; b->seg[s] && i < b->plan->seg[s].ins.n; i++) unbind_one(x, &b->seg[s][i]);
+      int others = b->more[s] ? (x->pipe->slots[(s - DT_SEG_FIXED) / 3] - 1) * b->nslotted[s] : 0;
+      for (int i = 0; i < others; i++) unbind_one(x, &b->more[s][i]);
+      free(b->seg[s]), free(b->more[s]);
     }
+    free(b->seg), free(b->more), free(b->nslotted);
     free(b->samples), free(b->input), free(b->output), free(b->field);
   }
+  dt_pipe_free(x);
   dt_commq_free(x->queue);
   if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
   drop_memory(x->arena, x->arena_bytes);

@@ -37,41 +37,65 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
     return dt_fail(e, DT_EUSER, NULL, "more than %d plans (microbatch sizes and evaluations) on one model",
                    DT_MAX_PLANS);
   const dt_plan *m = x->b[0].plan;
-  if (p->spec.train && p->seg[0].ins.n != m->seg[0].ins.n)
+  if (p->spec.train && (p->seg[0].ins.n != m->seg[0].ins.n || p->lane.n != m->lane.n))
     return dt_fail(e, DT_EBUG, NULL, "plans of two microbatch sizes differ in what they do before a step");
   x->b[x->nplan].plan = p;
   *number = x->nplan++;
   return DT_OK;
 }
 
-/* The ranks that have the same part of the model: they differ on the axis "data" alone. */
-static dt_status replicas(dt_exec *x, dt_comm **c, dt_err *e) {
-  const dt_mesh *m = &x->b[0].plan->g->mesh;
-  int a = dt_mesh_axis(m, "data");
-  *c = NULL;
-  return a < 0 ? DT_OK : dt_ctx_comm(x->ctx, m, (dt_group){.axes = 1 << a}, c, e);
+/* Who shares this rank's part of the model, and whose numbers count; the ranks of a pipeline first agree on how it was cut. */
+static dt_status meet(dt_exec *x, dt_err *e) {
+  const dt_graph *g = x->b[0].plan->g;
+  dt_comm *world = x->ctx->comm;
+  int pipeline = dt_mesh_axis(&g->mesh, "pipeline"), data = dt_mesh_axis(&g->mesh, "data");
+  for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
+    int at = dt_mesh_coord(&g->mesh, world->rank, a);
+    if (a == pipeline) x->tells &= at == g->mesh.size[a] - 1;
+    else if (a != data) x->tells &= at == 0;
+  }
+  if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), e));
+  dt_comm *c;
+  for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
+  x->replicas = NULL;
+  if (data >= 0 && g->mesh.size[data] > 1)
+    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << data}, &x->replicas, e));
+  return DT_OK;
 }
 
-/* One rank speaks for each replica of the data: sums over the world count it once. */
-static bool speaks(const dt_exec *x) {
-  const dt_mesh *m = &x->b[0].plan->g->mesh;
-  for (int a = 0; a < m->naxes; a++)
-    if (strcmp(m->name[a], "data") && dt_mesh_coord(m, x->b[0].plan->spec.rank, a)) return false;
-  return true;
+/* Replicas of a tensor start alike: as the first of them has it. Optimizer states are made alike. */
+static dt_status share_values(dt_exec *x, dt_err *e) {
+  const dt_graph *g = x->b[0].plan->g;
+  dt_comm *c = x->replicas;
+  for (int i = 0; i < x->nnames && c && c->size > 1 && !x->b[0].plan->spec.independent; i++) {
+    const dt_kept *k = &x->kept[i];
+    if ((!k->v.p && !k->part) || k->away || !strncmp(x->names[i], "state:", 6)) continue;
+    if (k->part) DT_TRY(dt_exec_same_part(x, i, e));
+    else DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
+  }
+  for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
+    const dt_param *p = &g->param.p[i];
+    if (!p->stages) continue;
+    dt_group group = {.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages};
+    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
+    const dt_kept *k = &x->kept[dt_exec_find(x, p->name)];
+    if (c) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
+  }
+  return DT_OK;
 }
 
 dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   dt_comm *c = x->ctx->comm;
   bool together = c->size > 1 && x->b[0].plan->spec.train; /* a function or a single op is this rank's own affair */
-  if (together) DT_TRY(replicas(x, &c, e));
-  together = together && c && c->size > 1;
+  x->replicas = c, x->tells = true;
   if (together) {
     dt_str lines = {0}, text = {0};
     /* other microbatch sizes differ between ranks by design; their collectives follow the first plan's */
+    dt_status st = meet(x, e);
     dt_plan_collectives(x->b[0].plan, &lines);
     dt_plan_text(x->b[0].plan, &text);
-    dt_status st = dt_agree(c, "collectives", lines.p ? lines.p : "", lines.n, e);
-    if (!st) st = dt_agree(c, "plans", text.p, text.n, e);
+    if (!st && x->replicas) st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, e);
+    if (!st && x->replicas) st = dt_agree(x->replicas, "plans", text.p, text.n, e);
     dt_str_free(&lines);
     dt_str_free(&text);
     DT_TRY(st);
@@ -87,12 +111,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   DT_TRY(dt_exec_bind(x, e));
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
-  if (together)
-    for (int i = 0; i < x->nnames; i++) {
-      if (!strncmp(x->names[i], "state:", 6) || x->b[0].plan->spec.independent) continue;
-      if (x->kept[i].part) DT_TRY(dt_exec_same_part(x, i, e));
-      else DT_TRY(c->vt->broadcast(c, x->kept[i].v.p, dt_nbytes(&x->kept[i].v.t), 0, e));
-    }
+  if (together) DT_TRY(share_values(x, e));
   x->ready = true;
   return DT_OK;
 }
@@ -122,17 +141,30 @@ dt_view dt_exec_get(dt_exec *x, const char *name) {
   return i < 0 || x->kept[i].part ? (dt_view){0} : x->kept[i].v;
 }
 
+int dt_exec_index(const dt_exec *x, const char *name) {
+  for (int i = 0; i < x->nnames; i++)
+    if (!strcmp(x->names[i], name)) return i;
+  return -1;
+}
+
 static dt_status drain(dt_exec *x, dt_err *e) {
   return x->queue && x->last_ticket ? dt_commq_wait(x->queue, x->last_ticket, e) : DT_OK;
 }
 
+/* Looking for the first value that is not finite. */
+static void notice(pipe *p, const bound *q) {
+  for (int o = 0; o < q->call.nout && !p->bad; o++)
+    if (!dt_exec_finite(&q->call.out[o])) p->bad = q, p->bad_out = o;
+}
+
 /* Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part. */
 dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
-                          dt_err *e) {
+                          int slot, dt_err *e) {
   for (int i = begin; i < end; i++) {
     bound *q = &b->seg[seg][i];
     const dt_instr *ins = q->ins;
     if ((ins->flags & DT_NODE_LAST_MICRO) && !last) continue;
+    if (slot && q->slotted >= 0) q = &b->more[seg][(slot - 1) * b->nslotted[seg] + q->slotted];
     switch (ins->kind) {
       case DT_I_CLEAR: /* sums that this rank has begun stay */
         if (comm_only && (first || (ins->flags & DT_NODE_WIRE)))
@@ -143,12 +175,20 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
         q->call.flags = first ? ins->acc & ~ins->acc_first0 : ins->acc;
         if (!x->profile) {
           q->run(&q->call);
-          break;
+        } else {
+          bound *p = &b->seg[seg][i];
+          p->seconds -= dt_now();
+          q->run(&q->call);
+          p->seconds += dt_now();
+          p->calls++;
         }
-        q->seconds -= dt_now();
-        q->run(&q->call);
-        q->seconds += dt_now();
-        q->calls++;
+        if (x->pipe && x->pipe->look) notice(x->pipe, q);
+        break;
+      case DT_I_SEND:
+        if (!comm_only) DT_TRY(dt_pipe_send(x, b, q, e));
+        break;
+      case DT_I_RECV:
+        if (!comm_only) DT_TRY(dt_pipe_recv(x, b, q, e));
         break;
       case DT_I_COMM:
         if (q->copy) memcpy(q->call.out[0].p, q->call.in[0].p, q->copy);
@@ -168,7 +208,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
 }
 
 static dt_status whole(dt_exec *x, bound_plan *b, int seg, bool first, bool last, dt_err *e) {
-  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, e);
+  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, 0, e);
 }
 
 static double lr_now(const dt_exec *x) {
@@ -193,7 +233,7 @@ static void write_hypers(dt_exec *x, double inv_count) {
   }
 }
 
-static dt_status feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
+dt_status dt_exec_feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
   for (int i = 0; i < b->plan->g->input.n; i++) {
     int f = dt_dataset_field(ds, b->field[i]);
     if (f < 0) return dt_fail(e, DT_EUSER, NULL, "the data has no field \"%s\"", b->field[i]);
@@ -213,14 +253,14 @@ static dt_status feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dat
   return DT_OK;
 }
 
-static bound_plan *plan_for(dt_exec *x, int64_t rows) {
+bound_plan *dt_exec_plan_for(dt_exec *x, int64_t rows) {
   for (int k = 0; k < x->nplan; k++)
     if (x->b[k].plan->spec.train && x->b[k].plan->rows == rows) return &x->b[k];
   return NULL;
 }
 
 /* The first instruction of the step's microbatches whose result is not finite: run again, looking. */
-static bool all_finite(const dt_view *v) {
+bool dt_exec_finite(const dt_view *v) {
   if (!dt_is_float(v->t.dtype)) return true;
   int64_t n = dt_numel(&v->t), idx[DT_MAX_DIM] = {0};
   for (int64_t i = 0; i < n; i++) {
@@ -254,10 +294,32 @@ static dt_status bad_id(const bound *q, const char *where, dt_err *e) {
   return DT_OK;
 }
 
+dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e) {
+  char t[96], where[256] = "";
+  if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
+  DT_TRY(bad_id(q, where, e));
+  dt_str chain = {0}; /* the ops of a fused chain */
+  static const char *const ew[] = {
+#define EW(name, ...) #name,
+#include "../../kernels/elementwise.def"
+#undef EW
+  };
+  if (q->ins->vm)
+    for (int j = 0; j < q->ins->vm->nins; j++) dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
+  dt_status st = dt_fail(e, DT_EUSER, where,
+                         "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); "
+                         "lower the learning rate, clip, or look at this operation's inputs",
+                         (long long)step + 1, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "",
+                         dt_type_str(&q->call.out[o].t, t, sizeof t), q->ins->phase == DT_FWD ? "" : ", in backward");
+  dt_str_free(&chain);
+  return st;
+}
+
 static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const char *what, double value, dt_err *e) {
+  if (x->pipe) return dt_pipe_diagnose(x, batch, dt_loader_dataset(l), what, value, e);
   for (int m = 0; m < batch->nmicro; m++) {
-    bound_plan *b = plan_for(x, batch->micro[m].n);
-    DT_TRY(feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
+    bound_plan *b = dt_exec_plan_for(x, batch->micro[m].n);
+    DT_TRY(dt_exec_feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
     x->tick.micro = m;
     for (int i = 0; i < b->plan->seg[1].ins.n; i++) {
       bound *q = &b->seg[1][i];
@@ -265,28 +327,7 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
       q->call.flags = m == 0 ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
       q->run(&q->call);
       for (int o = 0; o < q->call.nout; o++)
-        if (!all_finite(&q->call.out[o])) {
-          char t[96], where[256] = "";
-          if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
-          DT_TRY(bad_id(q, where, e));
-          dt_str chain = {0}; /* the ops of a fused chain */
-          static const char *const ew[] = {
-#define EW(name, ...) #name,
-#include "../../kernels/elementwise.def"
-#undef EW
-          };
-          if (q->ins->vm)
-            for (int j = 0; j < q->ins->vm->nins; j++)
-              dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
-          dt_status st = dt_fail(e, DT_EUSER, where,
-                                 "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); "
-                                 "lower the learning rate, clip, or look at this operation's inputs",
-                                 (long long)batch->step + 1, what, value, dt_op(q->ins->op)->name,
-                                 chain.p ? chain.p : "", dt_type_str(&q->call.out[o].t, t, sizeof t),
-                                 q->ins->phase == DT_FWD ? "" : ", in backward");
-          dt_str_free(&chain);
-          return st;
-        }
+        if (!dt_exec_finite(&q->call.out[o])) return dt_exec_blame(q, o, batch->step, what, value, e);
     }
   }
   return dt_fail(e, DT_EUSER, NULL,
@@ -297,18 +338,20 @@ static dt_status diagnose(dt_exec *x, const dt_batch *batch, dt_loader *l, const
 /* running statistics: equal on all ranks after each step, as the mean over ranks */
 static dt_status share_buffers(dt_exec *x, dt_err *e) {
   const dt_plan *p = x->b[0].plan;
-  for (int i = 0; i < p->seg[1].ins.n; i++) {
-    const dt_instr *ins = &p->seg[1].ins.p[i];
-    for (int o = 0; o < ins->nout; o++)
-      for (int k = 0; k < p->g->buf.n; k++) {
-        const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
-        if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
-            v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
-          continue;
-        DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype,
-                                            DT_AVG, e));
-      }
-  }
+  dt_comm *c = x->replicas;
+  if (!c || c->size == 1) return DT_OK;
+  for (int s = DT_SEG_MICRO; s < p->nseg; s++)
+    for (int i = 0; s != DT_SEG_UPD && i < p->seg[s].ins.n; i++) {
+      const dt_instr *ins = &p->seg[s].ins.p[i];
+      for (int o = 0; o < ins->nout; o++)
+        for (int k = 0; k < p->g->buf.n; k++) {
+          const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
+          if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
+              v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
+            continue;
+          DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
+        }
+    }
   return DT_OK;
 }
 
@@ -336,17 +379,17 @@ static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
     x->tick.nsample = 0;
     return DT_OK;
   }
-  x->now.plan = plan_for(x, batch->micro[m].n);
+  x->now.plan = dt_exec_plan_for(x, batch->micro[m].n);
   if (!x->now.plan)
     return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[m].n);
-  return feed(x, x->now.plan, &batch->micro[m], dt_loader_dataset(l), e);
+  return dt_exec_feed(x, x->now.plan, &batch->micro[m], dt_loader_dataset(l), e);
 }
 
 /* Its instructions from..to. */
 static dt_status piece(dt_exec *x, int from, int to, dt_err *e) {
   int m = x->now.micro;
   bool none = m >= x->now.batch.nmicro || (x->fault == DT_FAULT_LOSE_MICRO && m == 1);
-  return dt_exec_segment(x, x->now.plan, 1, from, to, m == 0, m == x->now.micros - 1, none, e);
+  return dt_exec_segment(x, x->now.plan, DT_SEG_MICRO, from, to, m == 0, m == x->now.micros - 1, none, 0, e);
 }
 
 /* Where backward begins: behind the last instruction of forward. */
@@ -382,7 +425,8 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   *info = (dt_step_info){.step = x->state.step, .norm = -1};
   DT_TRY(dt_exec_begin(x, l, &micros, e));
   if (!micros) return DT_OK; /* samples = 0 */
-  for (; x->now.micro < micros; x->now.micro++) {
+  if (x->pipe) DT_TRY(dt_pipe_step(x, &x->now.batch, dt_loader_dataset(l), x->now.stats, e));
+  for (; x->now.micro < micros && !x->pipe; x->now.micro++) {
     DT_TRY(begin_micro(x, l, e));
     DT_TRY(piece(x, 0, x->now.plan->plan->seg[1].ins.n, e));
     add_stats(x);
@@ -404,7 +448,7 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .loss_scale = x->state.loss_scale};
   if (c->size > 1) {
     DT_TRY(drain(x, e));
-    if (!speaks(x)) stats[0] = stats[1] = 0;
+    if (!x->tells) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
     if (!main->plan->spec.independent) DT_TRY(share_buffers(x, e));
   }
@@ -416,7 +460,7 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
   write_hypers(x, x->inv_count);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;
-  DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, e));
+  DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, 0, e));
   if (main->plan->g->norm >= 0) {
     dt_value *v = &main->plan->g->val.p[main->plan->g->norm];
     info->norm = *(float *)(main->persist + v->addr);
@@ -425,7 +469,7 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
   }
   info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
   if (!info->skipped) {
-    DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, e));
+    DT_TRY(dt_exec_segment(x, main, 2, split, n, true, true, false, 0, e));
     x->state.updates++;
   }
   if (f16 &&
@@ -453,20 +497,28 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
   x->tick.step = x->state.step;
   bool fresh[DT_MAX_PLANS] = {0}, together = x->ctx->comm->size > 1;
   bound_plan *main = &x->b[numbers[0]];
-  for (int i = 0; together && i < main->plan->seg[0].ins.n;
+  for (int i = 0; i < n && x->pipe; i++) {
+    DT_TRY(whole(x, &x->b[numbers[i]], DT_SEG_PRE, true, true, e));
+    fresh[numbers[i]] = true;
+  }
+  for (int i = 0; together && !x->pipe && i < main->plan->seg[DT_SEG_PRE].ins.n;
        i++) /* all ranks, whatever sizes of microbatches they meet */
-    if (main->plan->seg[0].ins.p[i].kind == DT_I_COMM) {
-      DT_TRY(whole(x, main, 0, true, true, e));
+    if (main->plan->seg[DT_SEG_PRE].ins.p[i].kind == DT_I_COMM) {
+      DT_TRY(whole(x, main, DT_SEG_PRE, true, true, e));
       for (int k = 0; k < DT_MAX_PLANS; k++) fresh[k] = true;
       break;
     }
   for (;;) {
     DT_TRY(dt_loader_next(l, &batch, e));
     if (!batch.count) break;
+    if (x->pipe) {
+      DT_TRY(dt_pipe_eval(x, numbers, n, &batch, dt_loader_dataset(l), sums, nsums, e));
+      continue;
+    }
     int micros = main->plan->lockstep && together ? batch.most : batch.nmicro;
     for (int m = 0; m < micros; m++) {
       if (m >= batch.nmicro) {
-        DT_TRY(dt_exec_segment(x, main, 1, 0, main->plan->seg[1].ins.n, true, true, true, e));
+        DT_TRY(dt_exec_segment(x, main, DT_SEG_MICRO, 0, main->plan->seg[DT_SEG_MICRO].ins.n, true, true, true, 0, e));
         continue;
       }
       int k = -1;
@@ -476,7 +528,7 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
       bound_plan *b = &x->b[k];
       if (!fresh[k]) DT_TRY(whole(x, b, 0, true, true, e));
       fresh[k] = true;
-      DT_TRY(feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
+      DT_TRY(dt_exec_feed(x, b, &batch.micro[m], dt_loader_dataset(l), e));
       x->tick.micro = m;
       DT_TRY(whole(x, b, 1, true, true, e));
       for (int i = 0; i < nsums && i < b->plan->g->output.n; i++)
@@ -484,8 +536,7 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
     }
   }
   DT_TRY(drain(x, e));
-  if (!speaks(x))
-    for (int i = 0; i < nsums; i++) sums[i] = 0;
+  for (int i = 0; i < nsums && !x->tells; i++) sums[i] = 0;
   if (x->ctx->comm->size > 1) DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, sums, nsums, DT_F64, DT_SUM, e));
   return DT_OK;
 }
@@ -503,7 +554,7 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
     if (dt_nbytes(&in[i].t)) memcpy(b->input[i].p, in[i].p, (size_t)dt_nbytes(&in[i].t));
   }
   x->tick.nsample = 0;
-  for (int s = 0; s < 3; s++) DT_TRY(whole(x, b, s, true, true, e));
+  for (int s = 0; s < DT_SEG_FIXED; s++) DT_TRY(whole(x, b, s, true, true, e));
   return drain(x, e);
 }
 

@@ -19,12 +19,15 @@ typedef struct bound { /* an instruction with its pointers */
   void (*run)(dt_call *);
   dt_commjob job;
   size_t copy;    /* bytes of a communication in place whose operand lives on elsewhere */
+  int slotted;    /* its place among the segment's instructions that touch a slot, -1: it touches none */
   double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
 } bound;
 typedef struct bound_plan {
   dt_plan *plan;
-  bound *seg[3];
+  bound **seg;      /* [nseg] instructions, bound to slot 0 where they touch one */
+  bound **more;     /* [nseg] those that do, bound to slots 1, 2, ... */
+  int *nslotted;    /* [nseg] */
   char *persist;    /* this plan's own inputs, scalars and outputs */
   int64_t *samples; /* [rows] what tick->sample points to */
   dt_view *input, *output;
@@ -36,11 +39,44 @@ typedef struct bound_plan {
 typedef struct dt_kept {
   dt_type t, local; /* of the whole, and of this rank's part where tensor parallelism cuts it (`cut`) */
   bool cut;
+  bool away; /* in a pipeline: only ranks of other stages have it, the first of them at coordinate `owner` */
+  bool grads; /* a parameter that gets a gradient */
+  int owner;
   dt_view v;
   bool part;
   int64_t begin, len;
   int param; /* in the first plan's graph, where it is a part; -1: a hook's state, of which each rank has a row */
 } dt_kept;
+/* One end of an edge: a ring of buffers and what is under way in them. */
+typedef struct lane {
+  char *mem;
+  int64_t room; /* bytes of a buffer */
+  int depth;
+  void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
+  int64_t *head;     /* [depth] on one host the message says where in the sender's window the values are */
+  char *byte;        /* [depth] what the word consists of */
+  int64_t count;
+} lane;
+typedef struct pipe { /* of a rank on the axis "pipeline" */
+  dt_comm *comm;
+  int chunks, nlane;
+  char **theirs; /* [ranks of the pipeline] peers' windows, NULL on other hosts; our own */
+  lane *lane;
+  int *slots;          /* [chunks] */
+  int64_t *slot_bytes; /* [chunks] */
+  char **slot_base;    /* [chunks] */
+  bool end;            /* has the last stage */
+  int **order;         /* [3 chunks] of this step: microbatches of each segment in their order */
+  int micros;
+  const dt_batch *batch;
+  bool evaluating;
+  int micro;          /* running now */
+  const int *numbers; /* evaluation's plans */
+  int nnumbers;
+  bool look; /* stop at nothing, note the first value that is not finite */
+  const bound *bad;
+  int bad_out, bad_stage;
+} pipe;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
@@ -67,8 +103,11 @@ struct dt_exec {
     int micro, micros; /* the microbatch at hand; how many this rank takes part in */
     bound_plan *plan;  /* of that microbatch */
   } now;
-  double inv_count; /* what the last step's gradients were multiplied by */
-  int fault;        /* DT_FAULT, for tests */
+  double inv_count;  /* what the last step's gradients were multiplied by */
+  int fault;         /* DT_FAULT, for tests */
+  pipe *pipe;        /* NULL: none */
+  bool tells;        /* its loss, statistics and metrics are the ones that count: once for each part of the data */
+  dt_comm *replicas; /* ranks that have the same part of the model: they differ on the axis "data" alone */
 };
 
 /* bind.c: allocates, binds, initialises */
@@ -84,5 +123,21 @@ dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
 void dt_exec_profile(const dt_exec *x);
 /* exec.c */
 dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
-                          dt_err *e);
+                          int slot, dt_err *e);
+bound_plan *dt_exec_plan_for(dt_exec *x, int64_t rows);
+dt_status dt_exec_feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e);
+bool dt_exec_finite(const dt_view *v);
+/* The error about an instruction whose output o is not finite. */
+dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+
+/* pipe.c: the step of a rank on the axis "pipeline" */
+dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e); /* rings: dt_plan_rings bytes, 64-byte aligned */
+void dt_pipe_free(dt_exec *x);
+dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e);
+dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *batch, const dt_dataset *ds, double *sums,
+                       int nsums, dt_err *e);
+dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e);
+dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e);
+dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, const char *what, double value,
+                           dt_err *e);
 #endif

@@ -7,7 +7,14 @@
 
 #include "exec.h"
 
+/* In a pipeline the list is that of all stages, the same on every rank, and what this rank has takes its place there. */
 static void add(dt_exec *x, const char *name, dt_kept k) {
+  for (int i = 0; i < x->nnames; i++)
+    if (!strcmp(x->names[i], name)) {
+      k.owner = x->kept[i].owner, k.grads = x->kept[i].grads;
+      x->kept[i] = k;
+      return;
+    }
   x->names = dt_xrealloc(x->names, sizeof *x->names * (size_t)(x->nnames + 1));
   x->kept = dt_xrealloc(x->kept, sizeof *x->kept * (size_t)(x->nnames + 1));
   x->names[x->nnames] = name;
@@ -28,10 +35,15 @@ static dt_kept rows(dt_exec *x, dt_view v) {
 void dt_exec_list(dt_exec *x) {
   dt_graph *g = x->b[0].plan->g;
   bool apart = x->b[0].plan->spec.apart && dt_mesh_size(&g->mesh, "data") > 1;
+  for (int i = 0; i < g->held.n; i++) {
+    const dt_held *h = &g->held.p[i];
+    add(x, h->name, (dt_kept){.t = h->t, .local = h->t, .away = true, .owner = h->owner, .grads = h->grads});
+  }
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     dt_view v = dt_exec_view(x, 0, p->val);
-    add(x, p->name, (dt_kept){.t = p->whole,
+    add(x, p->name, (dt_kept){.grads = p->grad >= 0,
+                              .t = p->whole,
                               .local = p->full,
                               .v = v,
                               .part = p->val == p->own,
@@ -68,11 +80,10 @@ void dt_exec_list(dt_exec *x) {
   }
 }
 
-/* ---- gradients of the last step: numbers behind those of the list ---- */
+/* ---- gradients of the last step: numbers behind those of the list, in its order ---- */
 int dt_exec_gradient(const dt_exec *x, const char *param) {
-  const dt_graph *g = x->b[0].plan->g;
-  for (int i = 0; i < g->param.n; i++)
-    if (!strcmp(g->param.p[i].name, param)) return g->param.p[i].grad < 0 ? -1 : x->nnames + i;
+  for (int i = 0; i < x->nnames; i++)
+    if (x->kept[i].grads && !strcmp(x->names[i], param)) return x->nnames + i;
   return -1;
 }
 
@@ -81,9 +92,15 @@ static dt_kept kept_at(dt_exec *x, int number, float **copy) {
   *copy = NULL;
   if (number < x->nnames) return x->kept[number];
   const dt_graph *g = x->b[0].plan->g;
-  const dt_param *p = &g->param.p[number - x->nnames];
+  const dt_kept *of = &x->kept[number - x->nnames];
+  if (of->away) {
+    dt_kept k = *of;
+    k.t.dtype = DT_F32;
+    return k;
+  }
+  const dt_param *p = &g->param.p[of->param];
   dt_kept k = {.t = p->whole, .local = p->full, .part = p->own >= 0, .begin = p->own_begin, .len = p->own_len,
-               .param = number - x->nnames, .cut = p->is_cut};
+               .param = of->param, .cut = p->is_cut, .owner = of->owner};
   k.t.dtype = k.local.dtype = DT_F32;
   for (int b = 0; b < g->bucket.n; b++) {
     if (g->bucket.p[b].number != p->bucket) continue;
@@ -101,11 +118,13 @@ static dt_kept kept_at(dt_exec *x, int number, float **copy) {
 
 dt_type dt_exec_type(const dt_exec *x, int number) {
   if (number < x->nnames) return x->kept[number].t;
-  dt_type t = x->b[0].plan->g->param.p[number - x->nnames].whole;
+  dt_type t = x->kept[number - x->nnames].t;
   t.dtype = DT_F32;
   return t;
 }
-bool dt_exec_parted(const dt_exec *x, int number) { return x->kept[number].part || x->kept[number].cut; }
+bool dt_exec_parted(const dt_exec *x, int number) {
+  return x->kept[number].part || x->kept[number].cut || x->pipe;
+}
 
 static dt_status along(dt_exec *x, int axis, dt_comm **c, dt_err *e) {
   return dt_ctx_comm(x->ctx, &x->b[0].plan->g->mesh, (dt_group){.axes = 1 << axis}, c, e);
@@ -146,27 +165,32 @@ static void copy_cuts(dt_exec *x, const dt_kept *k, int coord, char *whole, char
     }
 }
 
+/* ... from the parts of the axis that cuts it. */
+static dt_status read_whole(dt_exec *x, const dt_kept *k, void *out, dt_err *e) {
+  if (!k->cut) return read_local(x, k, out, e);
+  const dt_param *p = &x->b[0].plan->g->param.p[k->param];
+  char *local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1), *peer = dt_xalloc((size_t)dt_nbytes(&k->local) + 1);
+  dt_comm *c = NULL;
+  dt_status st = read_local(x, k, local, e);
+  if (!st) st = along(x, p->cut_axis, &c, e);
+  for (int r = 0; !st && r < c->size; r++) {
+    if (r == c->rank) memcpy(peer, local, (size_t)dt_nbytes(&k->local));
+    st = c->vt->broadcast(c, peer, dt_nbytes(&k->local), r, e);
+    copy_cuts(x, k, r, out, peer, true);
+  }
+  free(local), free(peer);
+  return st;
+}
+
 dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e) {
   float *copy;
   dt_kept k = kept_at(x, number, &copy);
-  dt_status st;
-  if (!k.cut) {
-    st = read_local(x, &k, out, e);
-    free(copy);
-    return st;
+  dt_status st = k.away ? DT_OK : read_whole(x, &k, out, e);
+  free(copy);
+  if (!st && x->pipe) { /* from the first stage that has it */
+    dt_comm *c = x->pipe->comm;
+    st = c->vt->broadcast(c, out, dt_nbytes(&k.t), k.owner, e);
   }
-  const dt_graph *g = x->b[0].plan->g;
-  const dt_param *p = &g->param.p[k.param];
-  char *local = dt_xalloc((size_t)dt_nbytes(&k.local) + 1), *peer = dt_xalloc((size_t)dt_nbytes(&k.local) + 1);
-  dt_comm *c = NULL;
-  st = read_local(x, &k, local, e);
-  if (!st) st = along(x, p->cut_axis, &c, e);
-  for (int r = 0; !st && r < c->size; r++) {
-    if (r == c->rank) memcpy(peer, local, (size_t)dt_nbytes(&k.local));
-    st = c->vt->broadcast(c, peer, dt_nbytes(&k.local), r, e);
-    copy_cuts(x, &k, r, out, peer, true);
-  }
-  free(local), free(peer), free(copy);
   return st;
 }
 
@@ -174,6 +198,7 @@ void dt_exec_write(dt_exec *x, int number, const void *in) {
   const dt_kept *k = &x->kept[number];
   const dt_mesh *m = &x->b[0].plan->g->mesh;
   char *local = NULL;
+  if (k->away) return;
   if (k->cut) {
     local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1); /* padding: zeros */
     copy_cuts(x, k, dt_mesh_coord(m, x->ctx->comm->rank, x->b[0].plan->g->param.p[k->param].cut_axis), (char *)in,

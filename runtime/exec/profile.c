@@ -21,10 +21,10 @@ void dt_exec_profile(const dt_exec *x) {
   DT_VEC(line) lines = {0};
   double total = 0;
   for (int k = 0; k < x->nplan; k++)
-    for (int s = 0; s < 3; s++)
+    for (int s = 0; x->b[k].seg && s < x->b[k].plan->nseg; s++)
       for (int i = 0; x->b[k].seg[s] && i < x->b[k].plan->seg[s].ins.n; i++) {
         const bound *q = &x->b[k].seg[s][i];
-        if (!q->calls || q->ins->kind == DT_I_WAIT) continue;
+        if (!q->calls || q->ins->kind != DT_I_KERNEL) continue;
         line l = {.seconds = q->seconds, .calls = q->calls};
         dt_cost c = dt_node_cost(x->b[k].plan->g, q->ins->node);
         l.flops = c.flops * (double)q->calls, l.bytes = c.bytes * (double)q->calls;

@@ -5,7 +5,7 @@
 #include "rules.h"
 
 void dt_graph_init(dt_graph *g) {
-  *g = (dt_graph){.loss = -1, .count = -1, .stats = -1, .norm = -1, .phase = DT_FWD, .serves = -1, .block = -1};
+  *g = (dt_graph){.loss = -1, .count = -1, .stats = -1, .norm = -1, .phase = DT_FWD, .serves = -1, .block = -1, .chunk = -1};
   dt_arena_init(&g->mem);
 }
 
@@ -20,6 +20,8 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->share);
   dt_vec_free(&g->group);
   dt_vec_free(&g->segs);
+  dt_vec_free(&g->edge);
+  dt_vec_free(&g->held);
   dt_vec_free(&g->output);
   dt_vec_free(&g->block_name);
   dt_arena_fini(&g->mem);
@@ -143,7 +145,7 @@ dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_a
   dt_node n = {.op = (uint16_t)op,
                .phase = (uint8_t)g->phase,
                .stage = -1,
-               .chunk = -1,
+               .chunk = g->chunk,
                .block = g->serves >= 0 ? g->node.p[g->serves].block : g->block,
                .nin = (int16_t)nin,
                .nout = (int16_t)nout,

@@ -148,9 +148,11 @@ typedef struct dt_init {
 typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
-  dt_val grad;  /* accum_grad's output after the grad pass, -1: receives no gradient */
-  int partial;  /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
-  bool counted; /* in the gradient norm: false for further copies of a parameter that several stages hold */
+  dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
+  int partial; /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
+  uint64_t
+      stages;   /* coordinates on the axis "pipeline" (bits) whose stages use it, when more than one do: set by stage */
+  bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
   bool trainable;
   dt_init init;
   int group;    /* optimizer group */
@@ -232,6 +234,19 @@ typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
   int bucket;
   dt_val val;
 } dt_share;
+/* A value that goes from one stage to another; an edge has the same number on every rank. */
+typedef struct dt_edge {
+  int from, to; /* stages: chunk * ranks of the axis + coordinate */
+  dt_phase phase;
+} dt_edge;
+/* A tensor that persists somewhere on the axis "pipeline": the same list on every rank. */
+typedef struct dt_held {
+  const char *name; /* as dt_exec_names gives it */
+  dt_type t;
+  int owner;   /* coordinate of the first stage that holds it */
+  bool missed; /* a trainable parameter that gets no gradient */
+  bool grads;  /* a parameter that gets one */
+} dt_held;
 
 typedef struct dt_graph {
   dt_arena mem;
@@ -261,6 +276,13 @@ typedef struct dt_graph {
   DT_VEC(const char *)
   block_name; /* entries of the model's lists of modules, in the order of their first node: "blocks.3" */
   dt_recompute recompute;
+  int16_t chunk; /* chunk given to new nodes */
+  /* set by stage when the mesh has an axis "pipeline"; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
+  int chunks; /* stages on this rank; 0: no pipeline */
+  bool split; /* weight gradients (DT_WGT) run apart from input gradients */
+  DT_VEC(dt_edge) edge;
+  DT_VEC(dt_held) held;
+  const char *cut_text; /* how the whole graph was cut, for the ranks to compare */
 } dt_graph;
 
 void dt_graph_init(dt_graph *g);
@@ -384,6 +406,7 @@ dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
 /* The group of a communication node, and a node's setting of it (also enlists it in g->group). */
 dt_group dt_node_group(const dt_node *n);
 void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group);
+void dt_group_enlist(dt_graph *g, dt_group group);
 
 /* ---- verifier and printer ---- */
 /* What may occur at g->level: types agree with shape rules, phases don't run backwards, level's forbidden ops are absent. */

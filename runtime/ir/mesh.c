@@ -58,6 +58,10 @@ dt_group dt_node_group(const dt_node *n) {
 
 void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group) {
   attr[0].i = group.axes, attr[1].i = group.part, attr[2].i = (int64_t)group.stages;
+  dt_group_enlist(g, group);
+}
+
+void dt_group_enlist(dt_graph *g, dt_group group) {
   for (int i = 0; i < g->group.n; i++)
     if (g->group.p[i].axes == group.axes && g->group.p[i].part == group.part && g->group.p[i].stages == group.stages)
       return;

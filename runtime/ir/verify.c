@@ -18,6 +18,7 @@ static const span spans[] = {
     {DT_OP_broadcast, DT_PLACED, DT_ORDERED},  {DT_OP_fused, DT_FUSED, DT_ORDERED},
     {DT_OP_place, DT_TRACED, DT_TRACED},       {DT_OP_enter, DT_PLACED, DT_UPDATED},
     {DT_OP_pack, DT_REDUCED, DT_ORDERED},      {DT_OP_assign, DT_TRACED, DT_REDUCED},
+    {DT_OP_send, DT_STAGED, DT_ORDERED},       {DT_OP_recv, DT_STAGED, DT_ORDERED},
 };
 
 typedef struct checker {
@@ -106,6 +107,8 @@ static dt_status types_ok(const checker *c) {
   const dt_node *n = c->n;
   const dt_op_info *o = dt_op(n->op);
   if (n->op == DT_OP_fused) return n->vm ? program_ok(c, 0) : bad(c, "has no program");
+  if (n->op == DT_OP_send) return n->nout == 0 ? DT_OK : bad(c, "makes %d values", n->nout);
+  if (n->op == DT_OP_recv) return n->nout == 1 ? DT_OK : bad(c, "receives %d values, not one", n->nout);
   if (o->flags & OP_LEAF) return n->nout == 1 ? DT_OK : bad(c, "a leaf has one value, not %d", n->nout);
   dt_attr a[DT_MAX_ATTR];
   memcpy(a, n->attr, sizeof a);

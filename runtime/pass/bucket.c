@@ -37,6 +37,7 @@ static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t
                .phase = (uint8_t)phase,
                .nin = (int16_t)nin,
                .nout = 1,
+               .chunk = g->chunk,
                .vm = vm,
                .block = -1,
                .serves = -1,
@@ -73,23 +74,32 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
       dt_val x = g->node.p[ai].in[j];
       g->node.p[ai].in[j] = g->node.p[ai].in[j - 1], g->node.p[ai].in[j - 1] = x;
     }
+  /* the first in time overwrites, unless contributions come from several segments of a pipeline: who is first is the schedule's choice */
   dt_val last = -1;
+  bool mixed = false;
+  for (int k = 1; k < nin; k++) {
+    const dt_node *a = dt_node_of(g, g->node.p[ai].in[0]), *b = dt_node_of(g, g->node.p[ai].in[k]);
+    mixed |= g->chunks && (a->chunk != b->chunk || a->phase != b->phase);
+  }
   for (int k = 0; k < nin; k++) {
     dt_val v = g->node.p[ai].in[k];
     const dt_value *x = &g->val.p[v];
     dt_node *n = &g->node.p[x->node];
     bool direct = (dt_op(n->op)->flags & OP_ACC(1u << x->out)) && x->root == v && nuse[v] == 1 &&
                   dt_type_eq(&x->t, &t) && n->phase != DT_PRE;
-    if (direct) {
+    if (direct && (last >= 0 || !mixed)) {
       uint32_t bit = (uint32_t)DT_CALL_ACC0 << x->out;
       if (k || !each) n->acc |= bit;
-      if (k == 0 && !each) n->acc_first0 |= bit;
+      if (k == 0 && !each && !mixed) n->acc_first0 |= bit;
       alias(g, v, flat, at);
       last = v;
       continue;
     }
+    dt_phase phase = n->phase == DT_WGT ? DT_WGT : DT_BWD;
     if (last < 0 && each) {
-      last = add_fused(g, &v, 1, &t, copy_program(g, &t, false), DT_BWD, "begins the gradient");
+      g->chunk = n->chunk;
+      last = add_fused(g, &v, 1, &t, copy_program(g, &t, false), phase, "begins the gradient");
+      g->chunk = -1;
       alias(g, last, flat, at);
       g->node.p[ai].in[k] = last;
       continue;
@@ -102,9 +112,15 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
       zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
       last = add_fused(g, NULL, 0, &t, zero, DT_PRE, "gradient starts at zero");
       alias(g, last, flat, at);
+      if (direct) {
+        k--; /* again, now that there is something to add to */
+        continue;
+      }
     }
     const dt_val in[2] = {last, v};
-    dt_val sum = add_fused(g, in, 2, &t, copy_program(g, &t, true), DT_BWD, "adds to the gradient");
+    g->chunk = dt_node_of(g, v)->chunk;
+    dt_val sum = add_fused(g, in, 2, &t, copy_program(g, &t, true), phase, "adds to the gradient");
+    g->chunk = -1;
     alias(g, sum, flat, at);
     g->node.p[ai].in[k] = sum;
     last = sum;
@@ -283,7 +299,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   int *nuse = dt_xalloc(sizeof(int) * (size_t)(n0 + 1));
   for (dt_nid i = 0; i < g->node.n; i++)
     for (int k = 0; k < g->node.p[i].nin; k++) nuse[g->node.p[i].in[k]]++;
-  for (int i = 0; i < g->output.n; i++) nuse[g->output.p[i]]++;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) nuse[g->output.p[i]]++;
 
   /* flat leaves; every value that shared a parameter's or state's memory now shares the flat one */
   dt_val *to = dt_xalloc(sizeof(dt_val) * (size_t)(n0 + 1));
@@ -330,7 +347,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   dt_val *joined = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1)); /* a bucket's gradients of one microbatch */
   for (int b = 0, j = 0; b < g->node.n && fg < 0; b++) {
     const dt_node *n = &g->node.p[b];
-    if (n->op != DT_OP_pack || n->phase != DT_BWD) continue;
+    if (n->op != DT_OP_pack || n->phase == DT_UPD) continue;
     for (j = 0; l->bucket[j].begin != n->attr[0].i;) j++;
     joined[j] = n->out[0];
   }

@@ -78,7 +78,7 @@ void dt_graph_prune(dt_graph *g, dt_nid from) {
   for (dt_nid i = g->node.n - 1; i >= 0; i--) {
     dt_node *n = &g->node.p[i];
     if (n->flags & DT_NODE_DEAD) continue;
-    bool live = i < from || n->op == DT_OP_assign, view = dt_op(n->op)->flags & OP_VIEW;
+    bool live = i < from || n->op == DT_OP_assign || n->op == DT_OP_send, view = dt_op(n->op)->flags & OP_VIEW;
     for (int o = 0; o < n->nout; o++) live |= needed[n->out[o]] || (!view && g->val.p[n->out[o]].root != n->out[o]);
     if (!live) n->flags |= DT_NODE_DEAD;
     for (int k = 0; live && k < n->nin; k++) needed[n->in[k]] = true;

@@ -176,7 +176,7 @@ static void form_groups(fuser *f) {
       int gp = find(f, f->grp[p]);
       if (gp < 0 || gp == mine) continue;
       const dt_node *q = &g->node.p[f->group.p[gp].m.p[0]];
-      if (q->phase != n->phase || q->flags != n->flags || f->group.p[gp].f64 != f64 ||
+      if (q->phase != n->phase || q->flags != n->flags || q->chunk != n->chunk || f->group.p[gp].f64 != f64 ||
           !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
         continue;
       if (!fits(f, gp, mine, i) || closes_cycle(f, gp, mine, i)) continue;
@@ -339,8 +339,8 @@ static void lower_assigns(fuser *f) {
     const dt_node *p = &g->node.p[g->val.p[src].node];
     const dt_value *d = &g->val.p[dst];
     dt_value *s = &g->val.p[src];
-    if (p->op == DT_OP_fused && p->phase == n->phase && s->root == src && same_dims(&s->t, &d->t) &&
-        s->t.dtype == d->t.dtype && !f->kept[src]) {
+    if (p->op == DT_OP_fused && p->phase == n->phase && p->chunk == n->chunk && s->root == src &&
+        same_dims(&s->t, &d->t) && s->t.dtype == d->t.dtype && !f->kept[src]) {
       s->root = d->root, s->offset = d->offset;
       memcpy(s->stride, d->stride, sizeof s->stride);
       n->flags |= DT_NODE_DEAD;
@@ -392,7 +392,7 @@ static void epilogues(fuser *f) {
       dt_val y = c->in[k];
       dt_nid li = g->val.p[y].node;
       dt_node *l = &g->node.p[li];
-      if (!(dt_op(l->op)->flags & OP_EPI) || l->vm || l->phase != c->phase || f->kept[y] ||
+      if (!(dt_op(l->op)->flags & OP_EPI) || l->vm || l->phase != c->phase || l->chunk != c->chunk || f->kept[y] ||
           ((l->flags ^ c->flags) & DT_NODE_RECOMPUTED) || !same_dims(&g->val.p[y].t, &c->vm->space))
         continue;
       int nb = l->nin;
@@ -449,7 +449,8 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
   f.kept = dt_xalloc((size_t)g->val.n + 1);
   for (int i = 0; i < g->node.n; i++) f.grp[i] = -1;
   count_uses(&f);
-  for (int i = 0; i < g->output.n; i++) f.kept[g->output.p[i]] = 1;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) f.kept[g->output.p[i]] = 1;
   const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
   for (int i = 0; i < 4; i++)
     if (also[i] >= 0) f.kept[also[i]] = 1;

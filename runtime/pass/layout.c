@@ -13,6 +13,7 @@ typedef struct slot {
   int param, class, group;
   dt_nid ready; /* INT32_MAX: no gradient */
   int64_t numel;
+  bool alone; /* in its bucket: other stages, or other chunks of this rank, use it too */
 } slot;
 
 static int by_ready(const void *a, const void *b) {
@@ -31,8 +32,24 @@ static int64_t round_up(int64_t x, int64_t m) { return (x + m - 1) / m * m; }
 
 void dt_layout_fini(dt_layout *l) {
   for (int i = 0; i < l->n; i++) free(l->name[i]);
-  free(l->name), free(l->type), free(l->flat), free(l->bucket);
+  for (int i = 0; i < l->ncut; i++) free(l->cut[i]);
+  free(l->name), free(l->type), free(l->flat), free(l->bucket), free(l->cut), free(l->cut_nth);
   *l = (dt_layout){0};
+}
+
+int dt_chunk_of(const dt_graph *g, const dt_param *p, bool *wgt, bool *both) {
+  int chunk = -1;
+  const dt_node *a = p->grad >= 0 ? &g->node.p[g->val.p[p->grad].node] : NULL;
+  bool bwd = false;
+  *wgt = false;
+  for (int k = 0; a && k < a->nin; k++) {
+    const dt_node *n = &g->node.p[g->val.p[a->in[k]].node];
+    if (n->phase == DT_PRE) continue;
+    *wgt |= n->phase == DT_WGT, bwd |= n->phase != DT_WGT;
+    chunk = chunk == -1 || chunk == n->chunk ? n->chunk : DT_CHUNK_SHARED;
+  }
+  *both = *wgt && bwd;
+  return g->chunks ? chunk : chunk < 0 ? chunk : 0;
 }
 
 /* Parameters that forward or backward reads in f32 itself (not through a 16-bit copy). */
@@ -70,7 +87,18 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
     int axes = p->partial | (data >= 0 ? 1 << data : 0), keep = l->shards > 1 ? keep_of(g, s, p, read) : DT_KEEP_WHOLE;
     for (int a = 0; a < g->mesh.naxes; a++)
       if (g->mesh.size[a] == 1) axes &= ~(1 << a);
-    sl[i] = (slot){i, axes << 2 | keep, p->group, INT32_MAX, dt_numel(t)};
+    bool wgt, both, every = s->every_micro || (s->zero >= 2 && l->shards > 1);
+    int chunk = dt_chunk_of(g, p, &wgt, &both);
+    if (g->chunks && every && (chunk == DT_CHUNK_SHARED || (both && g->split))) {
+      free(sl), free(read);
+      return dt_fail(e, DT_EUSER, NULL,
+                     "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in "
+                     "each microbatch; zero = 1 works, or a schedule that does not split backward",
+                     p->name);
+    }
+    sl[i] = (slot){i,         ((chunk + 4) << 1 | (wgt && g->split)) << 10 | axes << 2 | keep,
+                   p->group,  INT32_MAX,
+                   dt_numel(t), p->stages || chunk == DT_CHUNK_SHARED};
     if (p->grad < 0) continue;
     const dt_node *a = dt_node_of(g, p->grad);
     sl[i].ready = 0;
@@ -91,7 +119,8 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
     bool grads = sl[i].ready != INT32_MAX;
     int64_t limit = (l->nbucket ? s->bucket_bytes : s->first_bucket_bytes) / esize, size = 0, begin = at;
     for (j = i; j < np && (sl[j].ready != INT32_MAX) == grads; j++) {
-      if (grads && j > i && (sl[j].class != sl[i].class || size + sl[j].numel > limit)) break;
+      if (grads && j > i && (sl[j].class != sl[i].class || size + sl[j].numel > limit || sl[j].alone || sl[i].alone))
+        break;
       size += round_up(sl[j].numel, ALIGN);
     }
     qsort(sl + i, (size_t)(j - i), sizeof *sl, by_group);
@@ -108,7 +137,7 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
       continue;
     }
     int keep = sl[i].class & 3;
-    l->bucket[l->nbucket++] = (dt_layout_bucket){begin, at, sl[i].class >> 2, keep, l->stored};
+    l->bucket[l->nbucket++] = (dt_layout_bucket){begin, at, sl[i].class >> 2 & 0xff, keep, l->stored};
     l->stored += keep == DT_KEEP_WHOLE ? at - begin : (at - begin) / l->shards;
   }
   l->total = at;
@@ -117,7 +146,9 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
 }
 
 static void copy_of(const dt_layout *from, dt_layout *to) {
+  const dt_layout cut = *to; /* stage has given it one of its own */
   *to = *from;
+  to->ncut = cut.ncut, to->cut = cut.cut, to->cut_nth = cut.cut_nth;
   to->name = dt_xalloc(sizeof(char *) * (size_t)(from->n + 1));
   to->type = dt_xalloc(sizeof(dt_type) * (size_t)(from->n + 1));
   to->flat = dt_xalloc(sizeof(int64_t) * (size_t)(from->n + 1));
@@ -144,7 +175,6 @@ void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int
 }
 
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
-  *l = (dt_layout){0};
   if (s->layout) copy_of(s->layout, l);
   else DT_TRY(make(g, s, l, e));
   int mine = dt_layout_mine(g, s, l);

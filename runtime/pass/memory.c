@@ -128,13 +128,43 @@ static int64_t pack_best(life *l, int n, life **best) {
   return pool;
 }
 
-dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e) {
+/* What lives from one segment of a microbatch to another has a place in the microbatch's slot of its chunk: packed by lifetime in the
+ * order forward, backward, weight gradients. Returns the lives that stay within a segment; slot[c]: bytes of a slot. */
+static int place_slots(dt_graph *g, life *l, int n, int64_t *slot) {
+  life *mine = dt_xalloc(sizeof(life) * (size_t)(n + 1));
+  int *done = dt_xalloc(sizeof(int) * (size_t)(n + 1)), left = 0, taken = 0;
+  for (int i = 0; i < n; i++) {
+    const dt_node *a = &g->node.p[l[i].from], *b = &g->node.p[l[i].to];
+    if (a->phase == b->phase) l[left++] = l[i];
+    else mine[taken++] = l[i];
+  }
+  for (int c = 0; c < g->chunks; c++) {
+    int m = 0;
+    life *of = dt_xalloc(sizeof(life) * (size_t)(taken + 1));
+    for (int i = 0; i < taken; i++)
+      if (g->node.p[mine[i].from].chunk == c) of[m++] = mine[i];
+    if (m) qsort(of, (size_t)m, sizeof(life), cmp_size);
+    slot[c] = pack(of, m, done);
+    for (int i = 0; i < m; i++) {
+      dt_value *x = &g->val.p[of[i].root];
+      x->region = DT_REG_ACT;
+      x->addr = of[i].at;
+    }
+    free(of);
+  }
+  free(mine), free(done);
+  return left;
+}
+
+dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
+                         dt_err *e) {
   int nv = g->val.n, nn = g->node.n;
   for (int r = 0; r < DT_NREG; r++) bytes[r] = 0;
   int *uses = dt_xalloc(sizeof(int) * (size_t)(nv + 1));
   for (dt_nid i = 0; i < nn; i++)
     for (int k = 0; k < g->node.p[i].nin; k++) uses[g->node.p[i].in[k]]++;
-  for (int i = 0; i < g->output.n; i++) uses[g->output.p[i]]++;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) uses[g->output.p[i]]++;
   concat_in_place(g, uses);
   free(uses);
 
@@ -159,9 +189,11 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
     }
   }
   /* what is readable after the run, or lives from one segment to another, persists */
-  for (int i = 0; i < g->output.n; i++) keep[g->val.p[g->output.p[i]].root] = 1;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) keep[g->val.p[g->output.p[i]].root] = 1;
   const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = 0; i < 4; i++)
+  for (int i = g->chunks ? 2 : 0; i < 4;
+       i++) /* in a pipeline each microbatch in flight has a loss and a count of its own */
     if (also[i] >= 0) keep[g->val.p[also[i]].root] = 1;
 
   /* what a collective of the microbatches or the update touches lies where peers can reach it */
@@ -169,6 +201,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   for (dt_nid i = 0; i < nn; i++) {
     const dt_node *n = &g->node.p[i];
     if (!(dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_DEAD)) continue;
+    if (n->op == DT_OP_send || n->op == DT_OP_recv) continue; /* they copy */
     for (int k = 0; k < n->nin; k++) wire[g->val.p[n->in[k]].root] = 1;
     for (int o = 0; o < n->nout; o++) wire[g->val.p[n->out[o]].root] = 1;
   }
@@ -227,9 +260,13 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
         bytes[x->region] += size;
         continue;
       }
-      if (wire[v]) dt_vec_push(&wires, ((life){v, from[v], to[v], size, 0}));
+      /* what a microbatch keeps from one part of the schedule to another lies in its slot, also when it has travelled */
+      bool stays = !g->chunks || g->node.p[from[v]].phase == g->node.p[to[v]].phase;
+      if (wire[v] && stays) dt_vec_push(&wires, ((life){v, from[v], to[v], size, 0}));
       else dt_vec_push(&lives, ((life){v, from[v], to[v], size, 0}));
     }
+  bool slots = g->chunks > 0;
+  if (slots) lives.n = place_slots(g, lives.p, lives.n, slot);
   life *best;
   int64_t pool = pack_best(wires.p, wires.n, &best), base = bytes[DT_REG_COMM];
   for (int i = 0; i < wires.n; i++) {
@@ -248,9 +285,9 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   for (int i = 0; i < lives.n; i++) {
     dt_value *x = &g->val.p[best[i].root];
     bool act = best[i].from < first_bwd && best[i].to >= first_bwd;
-    x->region = DT_REG_ACT;
+    x->region = slots ? DT_REG_TEMP : DT_REG_ACT;
     x->addr = best[i].at;
-    if (act) act_now += best[i].bytes;
+    if (act && !slots) act_now += best[i].bytes;
   }
   bytes[DT_REG_ACT] = act_now;
   bytes[DT_REG_TEMP] = pool - act_now;

@@ -36,10 +36,17 @@ static dt_nid heap_pop(heap *h) {
   return top;
 }
 
-/* rank of a phase in time: input and weight gradients of a microbatch share a segment */
-static uint64_t when(const dt_node *n) {
+/* rank of a node's segment in time: input and weight gradients of a microbatch share one, unless a pipeline splits them; chunks go
+ * forward in order and backward in the reverse */
+static uint64_t when(const dt_graph *g, const dt_node *n) {
   static const uint8_t t[] = {[DT_PRE] = 1, [DT_FWD] = 2, [DT_BWD] = 3, [DT_WGT] = 3, [DT_UPD] = 4};
-  return dt_op(n->op)->flags & OP_LEAF ? 0 : t[n->phase];
+  if (dt_op(n->op)->flags & OP_LEAF) return 0;
+  if (!g->chunks) return t[n->phase];
+  uint64_t c = (uint64_t)g->chunks, mine = n->chunk > 0 ? (uint64_t)n->chunk : 0;
+  if (n->phase == DT_PRE) return 1;
+  if (n->phase == DT_FWD) return 2 + mine;
+  if (n->phase == DT_UPD) return 2 + 3 * c;
+  return 2 + c + 2 * (c - 1 - mine) + (n->phase == DT_WGT);
 }
 
 /* Runs as soon as it can: communication, and what joins and converts its input. */
@@ -89,7 +96,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
         dt_nid p = u->node;
         while ((dt_op(g->node.p[p].op)->flags & OP_VIEW) && g->node.p[p].nin) p = g->val.p[g->node.p[p].in[0]].node;
         if (!(dt_op(g->node.p[p].op)->flags & OP_LEAF)) continue;
-        if (when(x) > when(&g->node.p[y->node])) continue; /* a later phase reads the new value */
+        if (when(g, x) > when(g, &g->node.p[y->node])) continue; /* a later phase reads the new value */
         if (ue <= y->offset || y->offset + dt_numel(&y->t) <= ub) continue;
         dt_vec_push(&from, i);
         dt_vec_push(&to, y->node);
@@ -110,7 +117,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   for (int i = 0; i < n; i++) place[i] = -1;
   DT_VEC(dt_node) sorted = {0};
   int living = 0;
-#define KEY(i) (when(&g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint64_t)(uint32_t)(i))
+#define KEY(i) (when(g, &g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint64_t)(uint32_t)(i))
   for (dt_nid i = 0; i < n; i++) {
     if (g->node.p[i].flags & DT_NODE_DEAD) continue;
     living++;
@@ -146,11 +153,16 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   return st;
 }
 
-static int segment(const dt_node *n) { return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1; }
+/* The part of the schedule that a node runs in: forward and backward are one, unless a pipeline keeps them apart. 0: none, a leaf. */
+static int segment(const dt_graph *g, const dt_node *n) {
+  int w = (int)when(g, n);
+  return !g->chunks && w == 2 ? 3 : w;
+}
+static bool in_micro(const dt_node *n) { return n->phase != DT_PRE && n->phase != DT_UPD; }
 
 /* A gather of something that the microbatch itself does not change. */
 static bool foreseen(const dt_graph *g, const dt_node *n) {
-  if (n->op != DT_OP_all_gather || segment(n) != 1) return false;
+  if (n->op != DT_OP_all_gather || !in_micro(n)) return false;
   const dt_node *p = &g->node.p[g->val.p[n->in[0]].node];
   return p->phase == DT_PRE || (dt_op(p->op)->flags & OP_LEAF);
 }
@@ -186,12 +198,15 @@ static void ahead_and_behind(dt_graph *g) {
   int *use = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
   for (int v = 0; v < g->val.n; v++) use[v] = n;
   DT_VEC(dt_nid) gathers = {0};
-  dt_nid add = -1;
-  int begin = n;
+  int nseg = 3 * g->chunks + 5, adds = 0; /* begin, end: first and last node of each part; add: the addition before */
+  int *begin = dt_xalloc(sizeof(int) * (size_t)nseg), *end = dt_xalloc(sizeof(int) * (size_t)nseg);
+  dt_nid *add = dt_xalloc(sizeof(dt_nid) * (size_t)nseg);
+  for (int k = 0; k < nseg; k++) begin[k] = n, end[k] = add[k] = -1;
   for (dt_nid i = 0; i < n; i++) pos[i] = (place){(2 * i + 1) * unit, i};
   for (dt_nid i = n - 1; i >= 0; i--) {
     const dt_node *x = &g->node.p[i];
-    if (segment(x) == 1 && !(dt_op(x->op)->flags & OP_LEAF) && !foreseen(g, x)) begin = i;
+    if (!foreseen(g, x)) begin[segment(g, x)] = i;
+    if (end[segment(g, x)] < 0) end[segment(g, x)] = i;
     bool view = dt_op(x->op)->flags & OP_VIEW; /* a view is used when its users run */
     for (int k = 0; k < x->nin; k++) {
       int at = i;
@@ -202,24 +217,26 @@ static void ahead_and_behind(dt_graph *g) {
   }
   for (dt_nid i = 0; i < n; i++) {
     const dt_node *x = &g->node.p[i];
+    int part = segment(g, x);
     if (foreseen(g, x)) { /* by first use */
       dt_vec_push(&gathers, i);
       for (int k = gathers.n - 1; k && use[g->node.p[gathers.p[k - 1]].out[0]] > use[x->out[0]]; k--)
         gathers.p[k] = gathers.p[k - 1], gathers.p[k - 1] = i;
     }
     if (adds_up(g, x)) {
-      if (add >= 0) pos[add].at = pos[i].at + 1;
-      add = i;
+      if (add[part] >= 0) pos[add[part]].at = pos[i].at + 1;
+      add[part] = i;
+      adds++;
     }
   }
-  if (add >= 0) {
-    int last = add;
-    for (dt_nid i = 0; i < n; i++)
-      if (segment(&g->node.p[i]) == 1) last = i;
-    pos[add].at = (2 * last + 2) * unit;
+  for (int k = 0; k < nseg; k++)
+    if (add[k] >= 0) pos[add[k]].at = (2 * end[k] + 2) * unit;
+  for (int k = 0; k < gathers.n; k++) {
+    int part = segment(g, &g->node.p[gathers.p[k]]);
+    bool first = !k || segment(g, &g->node.p[gathers.p[k - 1]]) != part;
+    pos[gathers.p[k]].at = unit * 2 * (first ? begin[part] : use[g->node.p[gathers.p[k - 1]].out[0]]);
   }
-  for (int k = 0; k < gathers.n; k++)
-    pos[gathers.p[k]].at = unit * 2 * (k ? use[g->node.p[gathers.p[k - 1]].out[0]] : begin);
+  free(begin), free(end), free(add);
   /* shares are published in the buckets' order, whatever of them this rank had to update */
   DT_VEC(dt_nid) shares = {0};
   for (dt_nid i = 0; i < n; i++) {
@@ -230,13 +247,13 @@ static void ahead_and_behind(dt_graph *g) {
   }
   for (int k = 1; k < shares.n; k++)
     if (pos[shares.p[k]].at <= pos[shares.p[k - 1]].at) pos[shares.p[k]].at = pos[shares.p[k - 1]].at + 1;
-  if (add >= 0 || gathers.n || shares.n) {
+  if (adds || gathers.n || shares.n) {
     dt_nid *to = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1));
     dt_node *all = dt_xalloc(sizeof(dt_node) * (size_t)(n + 1));
     /* views of what is gathered follow their gather */
     for (dt_nid i = 0; i < n; i++) {
       const dt_node *x = &g->node.p[i];
-      if (segment(x) == 1 && dt_op(x->op)->flags & OP_VIEW && pos[g->val.p[x->in[0]].node].at > pos[i].at)
+      if (in_micro(x) && dt_op(x->op)->flags & OP_VIEW && pos[g->val.p[x->in[0]].node].at > pos[i].at)
         pos[i].at = pos[g->val.p[x->in[0]].node].at;
     }
     qsort(pos, (size_t)n, sizeof *pos, earlier);
@@ -253,11 +270,6 @@ static void ahead_and_behind(dt_graph *g) {
   free(pos), free(use);
 }
 
-/* The microbatch's phases are one segment. */
-static bool same_segment(const dt_node *a, const dt_node *b) {
-  uint64_t s = when(a), t = when(b);
-  return s == t || (s + t == 5 && s != 1 && t != 1); /* forward and backward */
-}
 static bool overlap(const dt_graph *g, dt_val a, dt_val b) {
   int64_t end[2], begin[2];
   for (int i = 0; i < 2; i++) {
@@ -273,7 +285,7 @@ static double hidden(const dt_graph *g, dt_nid i) {
   const dt_node *x = &g->node.p[i];
   dt_val in = g->val.p[x->in[0]].root, out = g->val.p[x->out[0]].root;
   double flops = 0;
-  for (dt_nid k = i + 1; k < g->node.n && same_segment(x, &g->node.p[k]); k++) {
+  for (dt_nid k = i + 1; k < g->node.n && segment(g, &g->node.p[k]) == segment(g, x); k++) {
     const dt_node *y = &g->node.p[k];
     if (dt_op(y->op)->flags & OP_VIEW || y->op == DT_OP_accum_grad || y->op == DT_OP_pack) continue;
     for (int j = 0; j < y->nin; j++) {
@@ -299,7 +311,7 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
     x->order = i;
     if (!(dt_op(x->op)->flags & OP_COMM)) continue;
     x->stream = DT_STREAM_COMM;
-    if (hidden(g, i) < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
+    if (x->op == DT_OP_send || x->op == DT_OP_recv || hidden(g, i) < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
   }
   g->level = DT_ORDERED;
   return DT_OK;

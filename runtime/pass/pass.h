@@ -30,6 +30,14 @@ typedef struct dt_spec {
   void *hook_ctx;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
+  /* the mesh's axis "pipeline" */
+  int chunks; /* stages a rank; 0 counts as 1 */
+  bool split; /* the schedule has actions for weight gradients */
+  const char *const *const
+      *starts;       /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
+  const char *where; /* position of errors about stages and schedules, or NULL */
+  int nschedule;
+  const struct dt_schedule *const *schedule; /* [nschedule] one for each number of microbatches that a step may have */
 } dt_spec;
 
 /* How the parameters of a bucket are kept. */
@@ -57,9 +65,16 @@ typedef struct dt_layout {
   int nbucket;
   dt_layout_bucket *bucket; /* [nbucket]; what lies behind the last has no gradient and is kept whole */
   int64_t stored;           /* elements of the parameters' memory */
+  int ncut;                 /* where stages 1, 2, ... begin: at the nth reader of a parameter */
+  char **cut;
+  int *cut_nth;
 } dt_layout;
 
 void dt_layout_fini(dt_layout *l);
+/* The chunk whose backward gives a parameter its gradient, -1 when it gets none, DT_CHUNK_SHARED when several chunks of this rank do. *wgt: weight
+ * gradients run apart, and one of them contributes; *both: others do too. */
+enum { DT_CHUNK_SHARED = -3 };
+int dt_chunk_of(const dt_graph *g, const dt_param *p, bool *wgt, bool *both);
 /* Makes g's layout, or copies the one that s names, and tells each parameter its place: flat, bucket, full, own_begin, own_len. */
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
 int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l); /* which share is this rank's */
@@ -75,18 +90,21 @@ dt_status dt_pass_grad(dt_graph *g, dt_err *e); /* needs g->loss; fills param.gr
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled /* [g->param.n], -1 for none */, dt_err *e);
 dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);
-dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_err *e);
+/* layout: gets the cut (or gives it, when the spec has one already) */
+dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err *e);
 dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);
 /* out: the layout that was made or followed (owned by the caller) */
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e);
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
-dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, dt_err *e);
+/* slot: [g->chunks] bytes of what a microbatch keeps from forward to backward, in region DT_REG_ACT; bytes leaves it out */
+dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
+                         dt_err *e);
 
 /* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
  * DT_DUMP names ("all" = every one) on stderr. */
 dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
-                    dt_err *e);
+                    int64_t *slot, dt_err *e);
 /* Reorders living nodes: phases in order, producers before users, readers of a leaf's old value before its writer; otherwise as they stood.
  * A cycle is our own bug. Ids change: node ids in values are renumbered. */
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);

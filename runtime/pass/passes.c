@@ -8,9 +8,9 @@ static const struct pass {
   const char *name;
   dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
 } passes[] = {
-    /* reduce and bucket also see the layout */
+    /* stage, reduce and bucket also see the layout */
     {"precision", dt_pass_precision}, {"recompute", dt_pass_recompute},
-    {"stage", dt_pass_stage},         {"reduce", NULL},
+    {"stage", NULL},         {"reduce", NULL},
     {"fuse", dt_pass_fuse},           {"bucket", NULL},
     {"order", dt_pass_order},
 };
@@ -32,19 +32,21 @@ void dt_dump_pass(const dt_graph *g, const char *when, const char *pass) {
 }
 
 dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
-                    dt_err *e) {
+                    int64_t *slot, dt_err *e) {
   if (g->level == DT_UPDATED) dt_dump_pass(g, "after", "update"); /* the optimizer was traced in between */
   DT_TRY(dt_verify(g, e));
+  *layout = (dt_layout){0};
   for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
     dt_dump_pass(g, "before", passes[i].name);
     if (passes[i].run) DT_TRY(passes[i].run(g, s, e));
+    else if (!strcmp(passes[i].name, "stage")) DT_TRY(dt_pass_stage(g, s, layout, e));
     else if (!strcmp(passes[i].name, "reduce")) DT_TRY(dt_pass_reduce(g, s, layout, e));
     else DT_TRY(dt_pass_bucket(g, s, layout, e));
     dt_dump_pass(g, "after", passes[i].name);
     DT_TRY(dt_verify(g, e));
   }
   dt_dump_pass(g, "before", "memory");
-  DT_TRY(dt_pass_memory(g, s, bytes, workspace, e));
+  DT_TRY(dt_pass_memory(g, s, bytes, workspace, slot, e));
   dt_dump_pass(g, "after", "memory");
   return DT_OK;
 }

@@ -103,7 +103,18 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_nid first = g->node.n;
   dt_attr a[DT_MAX_ATTR] = {0};
   a[0].i = k->begin, a[1].i = k->end;
-  g->phase = DT_BWD, g->file = NULL, g->line = 0, g->serves = -1;
+  /* with the last segment that adds to it; where several chunks of a pipeline do, in the update */
+  int chunk = -1;
+  bool wgt = false;
+  for (int i = 0; i < w->np; i++) {
+    bool one, both;
+    if (g->param.p[i].grad < 0 || g->param.p[i].bucket != b) continue;
+    chunk = dt_chunk_of(g, &g->param.p[i], &one, &both);
+    wgt |= one && g->split;
+  }
+  dt_phase when = chunk == DT_CHUNK_SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD;
+  g->phase = when, g->file = NULL, g->line = 0, g->serves = -1;
+  g->chunk = (int16_t)(chunk < 0 || !g->chunks ? -1 : chunk);
   dt_val v = dt_bn(g, DT_OP_pack, in.p, in.n, a);
   dt_vec_free(&in);
   if (w->each) g->val.p[v].region = DT_REG_COMM;
@@ -117,7 +128,7 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
     for (dt_nid i = first; i < g->node.n; i++)
       if (dt_op(g->node.p[i].op)->flags & OP_COMM)
         g->node.p[i].reason = dt_arena_printf(&g->mem, "gradients of bucket %d: the script's hook", b);
-    g->phase = DT_BWD, g->file = NULL, g->line = 0, g->serves = -1;
+    g->phase = when, g->file = NULL, g->line = 0, g->serves = -1;
     v = dt_cast(g, out, dtype);
     if (w->l->shards > 1) v = dt_reduce_slice(g, v, w->mine * share, share);
     if (w->l->shards > 1) dt_node_of(g, v)->flags |= DT_NODE_OWN;
@@ -151,20 +162,52 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
     const char *name = dt_arena_printf(&g->mem, "gradients.%d", b);
     dt_val acc = vector(g, DT_OP_buffer, dtype, n, name, DT_REG_GRAD);
     g->phase = DT_PRE;
+    int16_t of = g->chunk;
+    g->chunk = -1;
     dt_val zero = dt_b2(g, DT_OP_assign, acc, dt_full(g, 0, dtype, 1, &n));
+    g->chunk = of;
     dt_node_of(g, zero)->reason = "gradients start at zero";
-    g->phase = DT_BWD;
+    g->phase = when;
     dt_nid add = g->node.n;
     v = dt_b2(g, DT_OP_assign, acc, dt_b2(g, DT_OP_add, zero, dt_cast(g, v, dtype)));
     for (dt_nid i = add; i < g->node.n; i++) g->node.p[i].reason = "adds a microbatch to the gradient";
   }
   for (dt_nid i = first; i < g->node.n; i++)
-    if (g->node.p[i].phase == DT_BWD && !(dt_op(g->node.p[i].op)->flags & OP_LEAF))
+    if (g->node.p[i].phase == when && when != DT_UPD && !(dt_op(g->node.p[i].op)->flags & OP_LEAF))
       g->node.p[i].flags |= w->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
   if (!k->axes && !w->each) g->node.p[first].flags &= (uint8_t)~DT_NODE_LAST_MICRO;
+  g->chunk = -1;
+  w->flat[b] = v;
+  return DT_OK;
+}
+
+/* A parameter of several stages, alone in its bucket: the sum of their gradients. In the order of parameters, which those stages share. */
+static void tie_stages(work *w) {
+  dt_graph *g = w->g;
+  for (int i = 0; i < w->np; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0) continue;
+    dt_attr c[DT_MAX_ATTR];
+    dt_op_defaults(DT_OP_all_reduce, c);
+    dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages});
+    g->phase = DT_UPD, g->file = p->file, g->line = p->line, g->serves = -1;
+    dt_val v = w->flat[p->bucket], r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
+    dt_node_of(g, r)->reason =
+        dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
+    alias(g, r, v, 0);
+    w->flat[p->bucket] = r;
+  }
+}
+
+/* What the optimizer sees of a bucket. */
+static void offer_bucket(work *w, int b) {
+  dt_graph *g = w->g;
+  const dt_layout_bucket *k = &w->l->bucket[b];
+  int64_t share = (k->end - k->begin) / w->l->shards;
+  dt_val v = w->flat[b];
+  if (v < 0) return;
   dt_vec_push(&g->bucket, ((dt_bucket){b, k->begin, k->end, v}));
 
-  /* what the optimizer sees of it */
   g->phase = DT_UPD;
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &g->param.p[i];
@@ -181,7 +224,6 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
     w->grad[i] = dt_cast(g, r, t.dtype);
     if (own) dt_reduce_flags(g, from, DT_NODE_OWN);
   }
-  return DT_OK;
 }
 
 /* Axes on which ranks hold different elements of a parameter's reduced gradient, the pipeline apart. */
@@ -198,7 +240,7 @@ static void replace(dt_graph *g, dt_val old, dt_val by, dt_nid before) {
       if (g->node.p[i].in[k] == old) g->node.p[i].in[k] = by;
 }
 
-/* The sum of squares behind the gradient norm: each element once, whatever ranks hold it. */
+/* The sum of squares behind the gradient norm: each element once, whatever ranks of this stage hold it. */
 static void rewrite_norm(work *w) {
   dt_graph *g = w->g;
   dt_nid at = -1;
@@ -243,10 +285,6 @@ static void rewrite_norm(work *w) {
     total = total < 0 ? s : dt_b2(g, DT_OP_add, total, s);
   }
   free(done);
-  int pipeline = dt_mesh_axis(&g->mesh, "pipeline");
-  if (pipeline >= 0 && g->mesh.size[pipeline] > 1)
-    total = dt_reduce_comm(g, DT_OP_all_reduce, total, 1 << pipeline, RED_SUM,
-                           "gradient norm: squares of each stage's parameters");
   replace(g, g->node.p[at].out[0], total, first);
   g->node.p[at].flags |= DT_NODE_DEAD;
 }
@@ -288,6 +326,7 @@ typedef struct source {
   dt_val own, low; /* the share as it is kept, and in 16 bits (made once a step); -1: not needed yet */
   dt_val now[2];   /* what is gathered: of own, of low; -1: nothing */
   int turn[2];     /* when it was last used, in gathers */
+  int part[2];     /* in which part of a pipeline's schedule */
 } source;
 
 static dt_val share_of(work *w, source *src, int b, int low_dtype) {
@@ -295,18 +334,20 @@ static dt_val share_of(work *w, source *src, int b, int low_dtype) {
   const dt_layout_bucket *k = &w->l->bucket[b];
   int64_t share = (k->end - k->begin) / w->l->shards;
   source *q = &src[b];
+  int16_t of = g->chunk;
+  g->chunk = -1;
   if (q->own < 0) {
     q->own = vector(g, DT_OP_param, w->l->dtype, share, dt_arena_printf(&g->mem, "share of bucket %d", b),
                     DT_REG_PARAM);
     dt_vec_push(&g->share, ((dt_share){b, q->own}));
   }
-  if (!low_dtype) return q->own;
-  if (q->low < 0) {
+  if (low_dtype && q->low < 0) {
     g->phase = DT_PRE, g->file = NULL, g->line = 0, g->serves = -1;
     q->low = dt_cast(g, q->own, low_dtype);
     dt_node_of(g, q->low)->reason = "this rank's share in 16 bits";
   }
-  return q->low;
+  g->chunk = of;
+  return low_dtype ? q->low : q->own;
 }
 
 /* More gathers than this in between, and a bucket is dropped after its use and gathered again. */
@@ -318,11 +359,15 @@ static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, in
   source *q = &src[b];
   int d = low_dtype != 0;
   bool step = k->keep == DT_KEEP_STEP && low_dtype;
-  if (q->now[d] >= 0 && (step || *turn - q->turn[d] <= STAY)) {
+  int part = g->chunks ? phase + DT_UPD * g->chunk : 0;
+  if (q->now[d] >= 0 && (step || (*turn - q->turn[d] <= STAY && q->part[d] == part))) {
     q->turn[d] = *turn;
     return q->now[d];
   }
   dt_val v = share_of(w, src, b, low_dtype);
+  q->part[d] = part;
+  int16_t of = g->chunk;
+  if (step) g->chunk = -1;
   g->phase = step ? DT_PRE : (dt_phase)phase, g->file = NULL, g->line = 0, g->serves = -1;
   const char *why = step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
                          : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,
@@ -330,6 +375,7 @@ static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, in
   dt_val r = dt_reduce_comm(g, DT_OP_all_gather, v, 1 << w->data, 0, why);
   if (step) alias(g, v, r, w->mine * ((k->end - k->begin) / w->l->shards)); /* the cast writes where it will lie */
   else g->val.p[r].region = DT_REG_COMM, q->turn[d] = ++*turn;
+  g->chunk = of;
   return q->now[d] = r;
 }
 
@@ -339,7 +385,7 @@ static void gather_uses(work *w) {
   for (int b = 0; b < w->l->nbucket; b++) any |= w->l->bucket[b].keep != DT_KEEP_WHOLE;
   if (!any) return;
   source *src = dt_xalloc(sizeof(source) * (size_t)w->l->nbucket);
-  for (int b = 0; b < w->l->nbucket; b++) src[b] = (source){-1, -1, {-1, -1}, {0, 0}};
+  for (int b = 0; b < w->l->nbucket; b++) src[b] = (source){-1, -1, {-1, -1}, {0, 0}, {0, 0}};
   /* value -> the kept-in-shares parameter that it is (a view of), its dtype 16 bits wide or not; its stand-in, and of which gather */
   int nv = w->nv, turn = 0;
   int *of = dt_xalloc(sizeof(int) * (size_t)nv), *low = dt_xalloc(sizeof(int) * (size_t)nv);
@@ -368,6 +414,7 @@ static void gather_uses(work *w) {
       if (v >= nv || of[v] < 0) continue;
       const dt_param *p = &g->param.p[of[v]];
       int b = p->bucket;
+      g->chunk = n.chunk;
       dt_val r = gathered(w, src, b, low[v], n.phase, &turn);
       DT_VEC(dt_val) chain = {0}; /* from v up to the parameter */
       for (dt_val u = v;; u = dt_node_of(g, u)->in[0]) {
@@ -398,6 +445,7 @@ static void gather_uses(work *w) {
       g->node.p[i].in[k] = stand[v];
     }
   }
+  g->chunk = -1;
   for (int i = 0; i < w->np; i++) { /* kept: the name of what forward reads */
     dt_param *p = &g->param.p[i];
     if (p->bucket >= 0 && w->l->bucket[p->bucket].keep != DT_KEEP_WHOLE) p->compute = -1;
@@ -464,6 +512,8 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   w.whole = dt_xalloc(sizeof(dt_val) * np), w.grad = dt_xalloc(sizeof(dt_val) * np);
   w.piece = dt_xalloc(sizeof(dt_val) * np);
   w.gone = dt_xalloc(nv);
+  w.flat = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1));
+  for (int b = 0; b < l->nbucket; b++) w.flat[b] = -1;
   for (int i = 0; i < w.np; i++) w.grad[i] = w.piece[i] = -1;
   shard_parameters(&w);
   bool grads = false;
@@ -472,6 +522,8 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   if (grads && !g->plain_grad) {
     for (int b = 0; b < l->nbucket && !st; b++) st = reduce_bucket(&w, b, e);
     if (!st) {
+      tie_stages(&w);
+      for (int b = 0; b < l->nbucket; b++) offer_bucket(&w, b);
       rewrite_norm(&w);
       st = dt_reduce_shard(&w, e);
     }
@@ -482,7 +534,7 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     bury(&w);
     settle(&w);
   }
-  free(w.whole), free(w.grad), free(w.piece), free(w.gone);
+  free(w.whole), free(w.grad), free(w.piece), free(w.gone), free(w.flat);
   DT_TRY(st);
   DT_TRY(dt_graph_sort(g, e));
   for (dt_nid i = 0; i < g->node.n; i++)

@@ -21,6 +21,7 @@ typedef struct work {
   dt_val *
       grad; /* [np] what the optimizer reads for accum_grad's output: reduced, its share, in the parameter's dtype; -1: none */
   dt_val *piece; /* [np] the same before the cast, as a vector */
+  dt_val *flat;  /* [buckets] reduced; -1: nothing */
   bool *gone;    /* [nv] values that shares replace */
 } work;
 

@@ -6,13 +6,18 @@
 
 #include <stdlib.h>
 
-static int segment_of(const dt_node *n) { return n->phase == DT_PRE ? 0 : n->phase == DT_UPD ? 2 : 1; }
+static int segment_of(const dt_graph *g, const dt_node *n) {
+  if (n->phase == DT_PRE || n->phase == DT_UPD) return n->phase == DT_PRE ? DT_SEG_PRE : DT_SEG_UPD;
+  if (!g->chunks) return DT_SEG_MICRO;
+  return DT_SEG_FIXED + 3 * (n->chunk > 0 ? n->chunk : 0) + (n->phase == DT_FWD ? 0 : n->phase == DT_BWD ? 1 : 2);
+}
 
 static void address(const dt_graph *g, dt_val v, dt_view *w, dt_addr *a) {
   const dt_value *x = &g->val.p[v], *r = &g->val.p[x->root];
   *w = (dt_view){.t = x->t};
   memcpy(w->stride, x->stride, sizeof w->stride);
   a->region = r->region;
+  a->slot = g->chunks && r->region == DT_REG_ACT;
   a->off = r->addr + x->offset * (int64_t)dt_dtype_size(r->t.dtype);
 }
 
@@ -24,7 +29,10 @@ typedef struct flight {
   uint8_t in_region;
 } flight;
 
-static uint8_t area(uint8_t region) { return region == DT_REG_TEMP ? DT_REG_ACT : region; }
+/* Activations and temporaries share a pool, except in a pipeline. */
+static uint8_t area(const dt_graph *g, uint8_t region) {
+  return region == DT_REG_TEMP && !g->chunks ? DT_REG_ACT : region;
+}
 
 static void extent(const dt_view *v, const dt_addr *a, int64_t range[2]) {
   int64_t last = 0;
@@ -36,10 +44,10 @@ static void extent(const dt_view *v, const dt_addr *a, int64_t range[2]) {
 static bool meets(const int64_t a[2], const int64_t b[2]) { return a[0] < b[1] && b[0] < a[1]; }
 
 /* Must x wait for f? Whoever touches what f writes, or writes what f reads. */
-static bool disturbs(const dt_instr *x, const flight *f) {
+static bool disturbs(const dt_graph *g, const dt_instr *x, const flight *f) {
   for (int k = 0; k < x->nin + x->nout; k++) {
     int64_t r[2];
-    uint8_t where = area(x->addr[k].region);
+    uint8_t where = area(g, x->addr[k].region);
     extent(&x->view[k], &x->addr[k], r);
     if (where == f->region && meets(r, f->out)) return true;
     if (k >= x->nin && where == f->in_region && meets(r, f->in)) return true;
@@ -64,18 +72,19 @@ static void lower(dt_plan *p) {
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     const dt_op_info *op = dt_op(n->op);
-    bool clear = n->op == DT_OP_pack && n->phase == DT_BWD && n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO);
+    bool clear = n->op == DT_OP_pack && n->phase != DT_UPD && n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO);
     if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
         (n->op == DT_OP_pack && !clear))
       continue;
-    dt_segment *seg = &p->seg[segment_of(n)];
-    if (segment_of(n) == 2 && now != 2) /* what every microbatch starts, every microbatch ends */
+    int at = segment_of(g, n);
+    dt_segment *seg = &p->seg[at];
+    if (at != now) /* what a microbatch, or its part of a pipeline's schedule, starts it also ends */
       for (int f = 0; f < flying.n; f++)
         if (flying.p[f].ticket && !(flying.p[f].flags & DT_NODE_LAST_MICRO)) {
-          dt_vec_push(&p->seg[1].ins, wait_for(&flying.p[f], n, i));
+          dt_vec_push(&p->seg[now].ins, wait_for(&flying.p[f], n, i));
           flying.p[f].ticket = 0;
         }
-    now = segment_of(n);
+    now = at;
     dt_instr x = {.kind = clear ? DT_I_CLEAR : DT_I_KERNEL,
                   .phase = n->phase,
                   .flags = n->flags,
@@ -92,23 +101,33 @@ static void lower(dt_plan *p) {
     memcpy(x.attr, n->attr, sizeof x.attr);
     x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
     x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));
-    for (int k = 0; k < x.nin; k++) address(g, n->in[k], &x.view[k], &x.addr[k]);
+    for (int k = 0; k < x.nin; k++) {
+      address(g, n->in[k], &x.view[k], &x.addr[k]);
+      seg->reads |= dt_node_of(g, g->val.p[n->in[k]].root)->op == DT_OP_input;
+    }
     for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[x.nin + o], &x.addr[x.nin + o]);
-    bool queued = op->flags & OP_COMM && !(n->flags & DT_NODE_INLINE); /* after all that is queued already */
+    bool message = n->op == DT_OP_send || n->op == DT_OP_recv, comm = (op->flags & OP_COMM) && !message;
+    bool queued = comm && !(n->flags & DT_NODE_INLINE); /* after all that is queued already */
     for (int f = 0; f < flying.n && !queued; f++) {
-      if (!flying.p[f].ticket || (!(op->flags & OP_COMM) && !disturbs(&x, &flying.p[f]))) continue;
-      if (!(op->flags & OP_COMM)) dt_vec_push(&seg->ins, wait_for(&flying.p[f], n, i)); /* else all is waited for */
+      if (!flying.p[f].ticket || (!comm && !disturbs(g, &x, &flying.p[f]))) continue;
+      if (!comm) dt_vec_push(&seg->ins, wait_for(&flying.p[f], n, i)); /* else all is waited for */
       flying.p[f].ticket = 0;
     }
-    if (op->flags & OP_COMM) {
+    if (message) {
+      x.kind = n->op == DT_OP_send ? DT_I_SEND : DT_I_RECV;
+      x.group = dt_node_group(n);
+      x.lane = p->lane.n;
+      dt_vec_push(&p->lane, ((dt_lane){n->op == DT_OP_send, at, (int)n->attr[3].i, (int)n->attr[4].i, 2,
+                                       dt_nbytes(&x.view[0].t)}));
+    } else if (comm) {
       x.kind = DT_I_COMM;
       x.group = dt_node_group(n);
       x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
       x.count = dt_numel(&g->val.p[n->in[0]].t);
-      if (now == 1 && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 && x.group.axes >> data & 1) p->lockstep = true;
+      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 && x.group.axes >> data & 1) p->lockstep = true;
       if (queued) {
         x.ticket = ++ticket;
-        flight f = {ticket, n->flags, area(x.addr[x.nin].region), {0}, {0}, area(x.addr[0].region)};
+        flight f = {ticket, n->flags, area(g, x.addr[x.nin].region), {0}, {0}, area(g, x.addr[0].region)};
         extent(&x.view[x.nin], &x.addr[x.nin], f.out);
         extent(&x.view[0], &x.addr[0], f.in);
         dt_vec_push(&flying, f);
@@ -121,8 +140,8 @@ static void lower(dt_plan *p) {
   for (int f = 0; f < flying.n; f++) /* the step ends with nothing in flight */
     if (flying.p[f].ticket && g->node.n) {
       const dt_node *n = &g->node.p[g->node.n - 1];
-      bool once = flying.p[f].flags & DT_NODE_LAST_MICRO || now == 2;
-      dt_vec_push(&p->seg[once ? 2 : now].ins, wait_for(&flying.p[f], n, g->node.n - 1));
+      bool once = flying.p[f].flags & DT_NODE_LAST_MICRO || now == DT_SEG_UPD;
+      dt_vec_push(&p->seg[once ? DT_SEG_UPD : now].ins, wait_for(&flying.p[f], n, g->node.n - 1));
     }
   dt_vec_free(&flying);
 }
@@ -172,19 +191,32 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   dt_str_add(out, "\n");
 }
 
+/* The k-th segment in time: the update is last. */
+static int seg_at(const dt_plan *p, int k) { return k < DT_SEG_UPD ? k : k == p->nseg - 1 ? DT_SEG_UPD : k + 1; }
+
 /* Without the regions' sizes: workspace depends on a rank's threads, and hosts may differ in cores. */
 void dt_plan_text(const dt_plan *p, dt_str *out) {
   static const char *const name[3] = {"once a step, before", "each microbatch", "once a step, after"};
-  for (int s = 0; s < 3; s++) {
-    dt_str_add(out, "-- %s\n", name[s]);
+  static const char *const part[3] = {"forward", "backward", "weight gradients"};
+  for (int k = 0; k < p->nseg; k++) {
+    int s = seg_at(p, k);
+    if (s < DT_SEG_FIXED) dt_str_add(out, "-- %s\n", name[s]);
+    else dt_str_add(out, "-- chunk %d, %s\n", (s - DT_SEG_FIXED) / 3, part[(s - DT_SEG_FIXED) % 3]);
     for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p, &p->seg[s].ins.p[i], out);
   }
 }
 
 void dt_plan_collectives(const dt_plan *p, dt_str *out) {
-  for (int s = 0; s < 3; s++)
+  for (int k = 0; k < p->nseg; k++) {
+    int s = seg_at(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
+      if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) {
+        const dt_type *t = &x->view[0].t;
+        dt_str_add(out, "%s pipeline %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
+                   x->kind == DT_I_SEND ? "to" : "from", p->lane.p[x->lane].peer, dt_dtype_name(t->dtype),
+                   (long long)dt_nbytes(t), x->reason ? x->reason : "");
+      }
       if (x->kind != DT_I_COMM) continue;
       static const char *const red[] = {" sum", " max", " min", " mean"};
       bool reduces = x->op == DT_OP_all_reduce || x->op == DT_OP_reduce_scatter;
@@ -193,13 +225,83 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       group_text(p->g, x->group, out);
       dt_str_add(out, " %s%s %lld bytes, %s%s%s%s\n", dt_dtype_name(t->dtype), reduces ? red[x->red] : "",
                  (long long)dt_nbytes(t),
-                 s == 0                          ? "once a step, before"
-                 : s == 2                        ? "once a step, after"
+                 s == DT_SEG_PRE                     ? "once a step, before"
+                 : s == DT_SEG_UPD                   ? "once a step, after"
                  : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
                                                  : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",
                  x->reason ? x->reason : "");
     }
+  }
+}
+
+int64_t dt_plan_slots(dt_plan *const *p, int n) {
+  int64_t sum = 0;
+  int chunks = 0;
+  for (int k = 0; k < n; k++)
+    if (p[k]->nrun && p[k]->g->chunks > chunks) chunks = p[k]->g->chunks;
+  for (int c = 0; c < chunks; c++) {
+    int64_t most = 0;
+    int slots = 0;
+    for (int k = 0; k < n; k++) {
+      if (!p[k]->nrun) continue;
+      if (p[k]->slot[c] > most) most = p[k]->slot[c];
+      if (p[k]->slots[c] > slots) slots = p[k]->slots[c];
+    }
+    sum += most * slots;
+  }
+  return sum;
+}
+
+int64_t dt_plan_rings(dt_plan *const *p, int n) {
+  int64_t sum = 0;
+  int lanes = 0;
+  for (int k = 0; k < n; k++)
+    if (p[k]->lane.n > lanes) lanes = p[k]->lane.n;
+  for (int i = 0; i < lanes; i++) {
+    int64_t most = 0;
+    int depth = 0;
+    for (int k = 0; k < n; k++) {
+      if (i >= p[k]->lane.n) continue;
+      if (p[k]->lane.p[i].bytes > most) most = p[k]->lane.p[i].bytes;
+      if (p[k]->lane.p[i].depth > depth) depth = p[k]->lane.p[i].depth;
+    }
+    sum += (most + 63) / 64 * 64 * depth;
+  }
+  return sum;
+}
+
+/* This rank's part of the schedules. */
+static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
+  dt_graph *g = p->g;
+  int axis = dt_mesh_axis(&g->mesh, "pipeline"), me = dt_mesh_coord(&g->mesh, s->rank, axis);
+  p->slots = dt_xalloc(sizeof(int) * (size_t)(g->chunks + 1));
+  if (!g->chunks || !s->train) return DT_OK;
+  if (!s->nschedule) return dt_fail(e, DT_EBUG, NULL, "a pipeline's training plan needs a schedule");
+  dt_link *link = dt_xalloc(sizeof(dt_link) * (size_t)(p->lane.n + 1));
+  int *depth = dt_xalloc(sizeof(int) * (size_t)(p->lane.n + 1));
+  for (int i = 0; i < p->lane.n; i++)
+    link[i] = (dt_link){g->edge.p[p->lane.p[i].edge].from, g->edge.p[p->lane.p[i].edge].to};
+  p->nrun = s->nschedule;
+  p->run = dt_xalloc(sizeof(dt_run) * (size_t)p->nrun);
+  dt_status st = DT_OK;
+  for (int k = 0; k < p->nrun && !st; k++) {
+    const dt_schedule *d = s->schedule[k];
+    p->run[k] = (dt_run){d->micros, d->n[me], dt_xalloc(sizeof(dt_action) * (size_t)(d->n[me] + 1))};
+    memcpy(p->run[k].action, d->action[me], sizeof(dt_action) * (size_t)d->n[me]);
+    for (int c = 0; c < g->chunks; c++)
+      if (d->slots[me * g->chunks + c] > p->slots[c]) p->slots[c] = d->slots[me * g->chunks + c];
+    dt_schedule_depths(d, link, p->lane.n, depth);
+    if (!dt_schedule_same_end(s->schedule[0], d, me))
+      st = dt_fail(
+          e, DT_EUSER, s->where,
+          "schedule: with %d microbatches the chunks of stage %d end in another order than with %d; gradients are "
+          "reduced in that order, so it must not depend on the number of microbatches",
+          d->micros, me, s->schedule[0]->micros);
+  }
+  for (int i = 0; i < p->lane.n; i++) p->lane.p[i].depth = depth[i];
+  free(link), free(depth);
+  return st;
 }
 
 dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **out, dt_err *e) {
@@ -208,15 +310,24 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   p->g = g;
   p->spec = *s;
   p->spec.layout = NULL;
+  p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
+  p->slot = dt_xalloc(sizeof(int64_t) * (size_t)(s->chunks + 1));
   p->rows = rows;
   dt_place_finish(g);
   dt_graph_prune(g, 0);
-  dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, e);
+  dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, p->slot, e);
+  if (!st) {
+    p->nseg = DT_SEG_FIXED + 3 * g->chunks;
+    p->seg = dt_xalloc(sizeof(dt_segment) * (size_t)p->nseg);
+    lower(p);
+    st = take_schedules(p, s, e);
+  }
   if (st) {
     dt_plan_free(p);
     return st;
   }
-  lower(p);
+  p->bytes[DT_REG_ACT] += dt_plan_slots(&p, 1);
+  p->bytes[DT_REG_COMM] += dt_plan_rings(&p, 1);
   dt_str text = {0};
   dt_plan_text(p, &text);
   p->hash = dt_hash(text.p, text.n, 0);
@@ -227,7 +338,10 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
 
 void dt_plan_free(dt_plan *p) {
   if (!p) return;
-  for (int i = 0; i < 3; i++) dt_vec_free(&p->seg[i].ins);
+  for (int i = 0; i < p->nseg; i++) dt_vec_free(&p->seg[i].ins);
+  for (int i = 0; i < p->nrun; i++) free(p->run[i].action);
+  dt_vec_free(&p->lane);
+  free(p->seg), free(p->run), free(p->slots), free(p->slot);
   dt_layout_fini(&p->layout);
   dt_graph_fini(p->g);
   free(p->g);

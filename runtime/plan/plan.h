@@ -1,20 +1,24 @@
 /* Floor 5: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
  *
- * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). The schedule lists them; a pipeline
- * schedule lists (segment, microbatch, slot) in its own order. An instruction is a kernel call whose views carry region and offset, or a
+ * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). On the mesh axis "pipeline" MICRO is empty and
+ * each chunk has F, B and W instead; a run lists (segment, microbatch, slot) in the schedule's order. An instruction is a kernel call whose views carry region and offset, or a
  * communication job, or a wait for one. */
 #ifndef DT_PLAN_H
 #define DT_PLAN_H
 #include "../pass/pass.h"
+#include "schedule.h"
 
 typedef enum {
   DT_I_KERNEL,
   DT_I_COMM,
   DT_I_WAIT,
-  DT_I_CLEAR /* where a rank has no samples: its gradients are zero */
+  DT_I_CLEAR /* where a rank has no samples: its gradients are zero */,
+  DT_I_SEND,
+  DT_I_RECV
 } dt_ikind;
 typedef struct dt_addr {
   uint8_t region;
+  bool slot; /* off counts from the microbatch's slot */
   int64_t off;
 } dt_addr; /* bytes in the region */
 typedef struct dt_instr {
@@ -31,20 +35,40 @@ typedef struct dt_instr {
   /* communication */
   dt_group group;
   int red, ticket; /* WAIT: waits for the instruction with this ticket */
+  int lane;        /* SEND, RECV: in dt_plan.lane */
   int64_t count;
   const char *file;
   int line;
   const char *reason;
 } dt_instr;
 
+/* fixed segments; those of chunk c are DT_SEG_FIXED + 3 c + 0 (F), 1 (B), 2 (W) */
+enum { DT_SEG_PRE, DT_SEG_MICRO, DT_SEG_UPD, DT_SEG_FIXED };
 typedef struct dt_segment {
-  dt_phase phase;
+  bool reads; /* the step's inputs */
   DT_VEC(dt_instr) ins;
 } dt_segment;
+/* Messages of one edge at this end: a ring of buffers in the communication region. */
+typedef struct dt_lane {
+  bool send;
+  int seg, peer, edge; /* peer: coordinate on the axis */
+  int depth;           /* messages in the ring */
+  int64_t bytes;       /* of one message */
+} dt_lane;
+typedef struct dt_run { /* this rank's actions in a step of so many microbatches */
+  int micros, n;
+  dt_action *action;
+} dt_run;
 typedef struct dt_plan {
   dt_graph *g; /* owned */
   dt_spec spec;
-  dt_segment seg[3];      /* PRE, MICRO, UPD */
+  int nseg;
+  dt_segment *seg; /* [nseg] */
+  DT_VEC(dt_lane) lane;
+  int nrun;
+  dt_run *run;
+  int *slots;             /* [chunks] */
+  int64_t *slot;          /* [chunks] bytes of one */
   int64_t bytes[DT_NREG]; /* of this rank; workspace counts as temporaries */
   int64_t ws;             /* bytes of workspace, at the end of DT_REG_TEMP */
   dt_layout layout;
@@ -57,6 +81,10 @@ typedef struct dt_plan {
 /* Takes g. Runs the passes and lowers the result. */
 dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **out, dt_err *e);
 void dt_plan_free(dt_plan *p);
+/* Bytes that the activations of all slots take, each slot as large as the largest of n plans' */
+int64_t dt_plan_slots(dt_plan *const *p, int n);
+/* ... and the rings of messages */
+int64_t dt_plan_rings(dt_plan *const *p, int n);
 void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
 void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order */
 #endif

@@ -1,5 +1,6 @@
 -- dtrain plan script.lua [--ranks n]: what each rank allocates, in bytes by class. The run checks that it allocates
 -- exactly this.
+local chart = require "dtrain.cmd.chart"
 local core = require "dtrain.core"
 local engines = require "dtrain.engine"
 local memory = require "dtrain.memory"
@@ -41,6 +42,12 @@ return function(words)
   print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on each rank"):format(ranks, ranks == 1 and "" or "s",
     job.precision,
     job.batch.global, steps, steps == 1 and "" or "es", micro))
+  local p = job.parallel.p
+  if p.pipeline > 1 then
+    local share, s, name = util.at(job.where, chart.bubble, p, chart.micros(job, job:where_is(0, ranks)))
+    print(("pipeline of %d stages, schedule %s: bubble %.1f %% of a step; at most %s microbatches' activations on the stages"):format(
+      p.pipeline * p.chunks, name, 100 * share, table.concat(s:in_flight(), ", ")))
+  end
   print(("%.4g GFLOP of matrix products in a microbatch"):format(list[1].flops / 1e9))
   if job.parallel.p.recompute then
     print(("backward repeats %d operations: %.4g GFLOP of these"):format(list[1].again, list[1].more / 1e9))

@@ -6,7 +6,7 @@
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
 --   axis(p)                  name and size of the mesh axis that it adds, when larger than 1
 --   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
---   compile(o, p, mesh)      adds to the options of graph:compile
+--   compile(o, p, mesh, graph, how)   adds to the options of graph:compile; how: see trace.train
 --   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
 --                            returns its results
 --   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the
@@ -115,6 +115,6 @@ function Strategy:fit(how, make)
   return make()
 end
 
-function Strategy:compile(options, mesh) each(self, "compile", options, self.p, mesh) end
+function Strategy:compile(options, mesh, graph, how) each(self, "compile", options, self.p, mesh, graph, how) end
 
 return M

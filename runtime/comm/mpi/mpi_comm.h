@@ -103,6 +103,7 @@ struct dtm_comm {
 dt_status dtm_window_new(dtm_comm *c, size_t bytes, dtm_window **out, dt_err *e);
 dt_status dtm_window_free(dtm_window *w, dt_err *e);                /* collective */
 dtm_window *dtm_window_at(const dtm_comm *owner, const void *base); /* NULL: none; base NULL: owner's newest */
+char *dtm_part(dt_comm *c, const void *p, int rank);                /* dt_comm_vt.part */
 /* Begin a call: meet with its signature, learn whether all buffers are in one window, and where. bytes: of buf. */
 dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes,
                     dt_err *e);

@@ -145,10 +145,10 @@ static void m_abort(dt_comm *b, int code) {
   _Exit(code);
 }
 
-static const struct dt_comm_vt vt = {
-    "mpi",     dtm_all_reduce, dtm_reduce_scatter, dtm_all_gather, dtm_all_to_all, dtm_broadcast, dtm_barrier,
-    dtm_isend, dtm_irecv,      dtm_wait,           m_alloc,        m_free,         m_split,       m_close,
-    m_abort};
+static const struct dt_comm_vt vt = {"mpi",         dtm_all_reduce, dtm_reduce_scatter, dtm_all_gather, dtm_all_to_all,
+                                     dtm_broadcast, dtm_barrier,    dtm_isend,          dtm_irecv,      dtm_wait,
+                                     m_alloc,       m_free,         dtm_part,           m_split,        m_close,
+                                     m_abort};
 
 /* Which ranks share this host, and are they more than its cores? Launchers bind ranks, so the host's cores are the
  * union of what its ranks may use. DT_COMM_HOSTS=k pretends, for tests, that blocks of ranks are k hosts. */

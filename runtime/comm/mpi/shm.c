@@ -158,6 +158,13 @@ static dtm_window *find(const char *buf, int64_t bytes) {
   return w;
 }
 
+char *dtm_part(dt_comm *b, const void *p, int rank) {
+  const dtm_comm *c = (const dtm_comm *)b;
+  if (!p || c->host_of[rank] != c->my_host) return NULL;
+  const dtm_window *w = find(p, 1);
+  return w ? w->part[c->seat[c->local_of[rank]]] : NULL;
+}
+
 /* ---- meeting ---- */
 /* Sleep until peer i's post p carries number seq. The sleeper announces itself before it looks again, the arriving rank
  * looks for sleepers after it has stored: one of the two sees the other. */

@@ -1,0 +1,253 @@
+/* A rank on the mesh's axis "pipeline": the schedule's actions, and the messages between stages.
+ *
+ * The sender copies a value into a ring of buffers and goes on; it waits only when the ring comes round. Between ranks of one host the
+ * ring lies in memory that both see: the message is only the place of the value, which the receiver copies from there, and a word goes back
+ * that it was taken. So nothing depends on the sender's attention while it computes. Across hosts MPI carries the values, and the receiver has
+ * asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the microbatches in
+ * different orders. Only the computing thread sends and receives; the communication thread has other communicators.
+ * No allocation in a step. Called by exec.c. */
+#include <stdlib.h>
+
+#include "exec.h"
+
+dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
+  const dt_graph *g = x->b[0].plan->g;
+  pipe *p = x->pipe = dt_xalloc(sizeof *p);
+  int axis = dt_mesh_axis(&g->mesh, "pipeline"), most = 1;
+  p->chunks = g->chunks;
+  DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << axis}, &p->comm, e));
+  p->end = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis) == g->mesh.size[axis] - 1;
+  p->slots = dt_xalloc(sizeof(int) * (size_t)p->chunks);
+  p->slot_bytes = dt_xalloc(sizeof(int64_t) * (size_t)p->chunks);
+  p->slot_base = dt_xalloc(sizeof(char *) * (size_t)p->chunks);
+  p->order = dt_xalloc(sizeof(int *) * (size_t)(3 * p->chunks));
+  for (int k = 0; k < x->nplan; k++) {
+    const dt_plan *q = x->b[k].plan;
+    if (q->lane.n > p->nlane) p->nlane = q->lane.n;
+    for (int i = 0; i < q->nrun; i++)
+      if (q->run[i].micros > most) most = q->run[i].micros;
+    for (int c = 0; c < p->chunks && q->nrun; c++) {
+      if (q->slots[c] > p->slots[c]) p->slots[c] = q->slots[c];
+      if (q->slot[c] > p->slot_bytes[c]) p->slot_bytes[c] = q->slot[c];
+    }
+  }
+  for (int i = 0; i < 3 * p->chunks; i++) p->order[i] = dt_xalloc(sizeof(int) * (size_t)most);
+  char *at = x->base[DT_REG_ACT];
+  for (int c = 0; c < p->chunks; c++) {
+    p->slot_base[c] = at;
+    at += p->slots[c] * p->slot_bytes[c];
+  }
+  p->lane = dt_xalloc(sizeof(lane) * (size_t)(p->nlane + 1));
+  for (int i = 0; i < p->nlane; i++) {
+    lane *l = &p->lane[i];
+    for (int k = 0; k < x->nplan; k++) {
+      const dt_plan *q = x->b[k].plan;
+      if (i >= q->lane.n) continue;
+      int64_t n = (q->lane.p[i].bytes + 63) / 64 * 64;
+      if (n > l->room) l->room = n;
+      if (q->lane.p[i].depth > l->depth) l->depth = q->lane.p[i].depth;
+    }
+    l->mem = rings, rings += l->room * l->depth;
+    size_t d = (size_t)l->depth;
+    l->req = dt_xalloc(sizeof(void *) * d), l->ack = dt_xalloc(sizeof(void *) * d);
+    l->head = dt_xalloc(sizeof(int64_t) * d), l->byte = dt_xalloc(d);
+  }
+  p->theirs = dt_xalloc(sizeof(char *) * (size_t)p->comm->size);
+  for (int i = 0; i < p->comm->size; i++) p->theirs[i] = p->comm->vt->part(p->comm, x->window, i);
+  return DT_OK;
+}
+
+void dt_pipe_free(dt_exec *x) {
+  pipe *p = x->pipe;
+  if (!p) return;
+  for (int i = 0; i < p->nlane && p->lane; i++)
+    free(p->lane[i].req), free(p->lane[i].ack), free(p->lane[i].head), free(p->lane[i].byte);
+  for (int i = 0; i < 3 * p->chunks; i++) free(p->order[i]);
+  free(p->slots), free(p->slot_bytes), free(p->slot_base), free(p->order), free(p->lane), free(p->theirs);
+  free(p);
+  x->pipe = NULL;
+}
+
+/* ---- messages ---- */
+static bound_plan *plan_of(dt_exec *x, int micro) {
+  const pipe *p = x->pipe;
+  int64_t rows = p->batch->micro[micro].n;
+  if (!p->evaluating) return dt_exec_plan_for(x, rows);
+  for (int i = 0; i < p->nnumbers; i++)
+    if (x->b[p->numbers[i]].plan->rows == rows) return &x->b[p->numbers[i]];
+  return NULL;
+}
+
+/* Tags of a message and of the word that it was taken. */
+static int tag(const pipe *p, int edge, int micro, bool taken) { return 2 * (edge * p->micros + micro) + taken; }
+
+/* Asks for the k-th message of lane i in this step, if there is one. */
+static dt_status ask(dt_exec *x, const dt_plan *any, int i, int64_t k, dt_err *e) {
+  pipe *p = x->pipe;
+  if (k >= p->micros) return DT_OK;
+  const dt_lane *l = &any->lane.p[i];
+  int micro = p->evaluating ? (int)k : p->order[l->seg - DT_SEG_FIXED][k];
+  lane *q = &p->lane[i];
+  int at = (int)(k % q->depth);
+  if (p->theirs[l->peer])
+    return p->comm->vt->irecv(p->comm, &q->head[at], sizeof *q->head, l->peer, tag(p, l->edge, micro, false),
+                              &q->req[at], e);
+  return p->comm->vt->irecv(p->comm, q->mem + at * q->room, plan_of(x, micro)->plan->lane.p[i].bytes, l->peer,
+                            tag(p, l->edge, micro, false), &q->req[at], e);
+}
+
+static dt_status begin(dt_exec *x, const dt_plan *any, const dt_batch *batch, dt_err *e) {
+  pipe *p = x->pipe;
+  p->batch = batch, p->micros = batch->nmicro;
+  for (int i = 0; i < any->lane.n; i++) {
+    p->lane[i].count = 0;
+    for (int k = 0; k < p->lane[i].depth && !any->lane.p[i].send; k++) DT_TRY(ask(x, any, i, k, e));
+  }
+  return DT_OK;
+}
+
+static dt_status finish(dt_exec *x, const dt_plan *any, dt_err *e) {
+  pipe *p = x->pipe;
+  for (int i = 0; i < any->lane.n; i++)
+    for (int k = 0; k < p->lane[i].depth; k++) {
+      DT_TRY(p->comm->vt->wait(p->comm, &p->lane[i].req[k], e));
+      DT_TRY(p->comm->vt->wait(p->comm, &p->lane[i].ack[k], e));
+    }
+  return DT_OK;
+}
+
+dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
+  pipe *p = x->pipe;
+  const dt_lane *l = &b->plan->lane.p[q->ins->lane];
+  lane *r = &p->lane[q->ins->lane];
+  int at = (int)(r->count++ % r->depth);
+  char *mem = r->mem + at * r->room;
+  const struct dt_comm_vt *vt = p->comm->vt;
+  DT_TRY(vt->wait(p->comm, &r->req[at], e));
+  DT_TRY(vt->wait(p->comm, &r->ack[at], e));
+  memcpy(mem, q->call.in[0].p, (size_t)l->bytes);
+  if (!p->theirs[l->peer])
+    return vt->isend(p->comm, mem, l->bytes, l->peer, tag(p, l->edge, p->micro, false), &r->req[at], e);
+  r->head[at] = mem - p->theirs[p->comm->rank];
+  DT_TRY(vt->irecv(p->comm, &r->byte[at], 1, l->peer, tag(p, l->edge, p->micro, true), &r->ack[at], e));
+  return vt->isend(p->comm, &r->head[at], sizeof *r->head, l->peer, tag(p, l->edge, p->micro, false), &r->req[at], e);
+}
+
+dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
+  pipe *p = x->pipe;
+  const dt_lane *l = &b->plan->lane.p[q->ins->lane];
+  lane *r = &p->lane[q->ins->lane];
+  int at = (int)(r->count++ % r->depth);
+  const struct dt_comm_vt *vt = p->comm->vt;
+  DT_TRY(vt->wait(p->comm, &r->req[at], e));
+  bool near = p->theirs[l->peer] != NULL;
+  memcpy(q->call.out[0].p, near ? p->theirs[l->peer] + r->head[at] : r->mem + at * r->room, (size_t)l->bytes);
+  if (near) {
+    DT_TRY(vt->wait(p->comm, &r->ack[at], e));
+    DT_TRY(vt->isend(p->comm, &r->byte[at], 1, l->peer, tag(p, l->edge, p->micro, true), &r->ack[at], e));
+  }
+  return ask(x, b->plan, q->ins->lane, r->count - 1 + r->depth, e);
+}
+
+/* ---- the step ---- */
+static const dt_run *run_of(const dt_exec *x, int micros) {
+  const dt_plan *main = x->b[0].plan;
+  for (int k = 0; k < main->nrun; k++)
+    if (main->run[k].micros == micros) return &main->run[k];
+  return NULL;
+}
+
+static int segment(const dt_action *a) {
+  return DT_SEG_FIXED + 3 * a->chunk + (a->kind == 'F' ? 0 : a->kind == 'B' ? 1 : 2);
+}
+
+static dt_status act(dt_exec *x, bound_plan *b, int micro, int seg, const dt_dataset *ds, bool first, bool last,
+                     int slot, dt_err *e) {
+  const dt_micro *m = &x->pipe->batch->micro[micro];
+  x->pipe->micro = micro;
+  x->tick.micro = micro;
+  x->tick.sample = m->sample, x->tick.nsample = m->n;
+  if (b->plan->seg[seg].reads) DT_TRY(dt_exec_feed(x, b, m, ds, e));
+  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, slot, e);
+}
+
+dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e) {
+  pipe *p = x->pipe;
+  const dt_plan *main = x->b[0].plan;
+  int micros = main->lockstep ? (int)batch->most : batch->nmicro;
+  if (!micros) { /* no samples here: zero gradients, every reduction, in the order in which chunks end */
+    for (int i = 0; i < main->run[0].n; i++) {
+      const dt_action *a = &main->run[0].action[i];
+      int seg = segment(a);
+      if (a->last && a->kind != 'F')
+        DT_TRY(dt_exec_segment(x, &x->b[0], seg, 0, main->seg[seg].ins.n, true, true, true, 0, e));
+    }
+    return DT_OK;
+  }
+  const dt_run *run = run_of(x, micros);
+  if (!run) return dt_fail(e, DT_EBUG, NULL, "no schedule for %d microbatches", micros);
+  p->evaluating = false;
+  for (int k = 0; k < batch->nmicro; k++)
+    if (!dt_exec_plan_for(x, batch->micro[k].n))
+      return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[k].n);
+  for (int s = 0; s < 3 * p->chunks; s++)
+    for (int i = 0, k = 0; i < run->n; i++)
+      if (segment(&run->action[i]) == DT_SEG_FIXED + s && run->action[i].micro < batch->nmicro) p->order[s][k++] = run->action[i].micro;
+  DT_TRY(begin(x, main, batch, e));
+  for (int i = 0; i < run->n; i++) {
+    const dt_action *a = &run->action[i];
+    if (a->micro >= batch->nmicro) { /* other replicas have this one: only what they all communicate */
+      x->tick.micro = a->micro, x->tick.nsample = 0;
+      DT_TRY(dt_exec_segment(x, &x->b[0], segment(a), 0, main->seg[segment(a)].ins.n, a->first, a->last, true, a->slot, e));
+      continue;
+    }
+    bound_plan *b = dt_exec_plan_for(x, batch->micro[a->micro].n);
+    DT_TRY(act(x, b, a->micro, segment(a), ds, a->first, a->last, a->slot, e));
+    if (a->kind == 'F' && b->stats && a->chunk == p->chunks - 1) stats[0] += b->stats[0], stats[1] += b->stats[1];
+    if (p->look && p->bad && !p->bad_stage) /* forward in the order of stages, then backward in the reverse */
+      p->bad_stage = a->kind == 'F' ? a->chunk + 1 : 2 * p->chunks - a->chunk;
+  }
+  return finish(x, main, e);
+}
+
+dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *batch, const dt_dataset *ds, double *sums,
+                       int nsums, dt_err *e) {
+  pipe *p = x->pipe;
+  p->numbers = numbers, p->nnumbers = n, p->evaluating = true;
+  for (int k = 0; k < batch->nmicro; k++) {
+    p->batch = batch;
+    if (!plan_of(x, k))
+      return dt_fail(e, DT_EBUG, NULL, "no evaluation plan for %lld rows", (long long)batch->micro[k].n);
+  }
+  if (!batch->nmicro) return DT_OK;
+  const dt_plan *any = x->b[numbers[0]].plan;
+  DT_TRY(begin(x, any, batch, e));
+  for (int k = 0; k < batch->nmicro; k++) {
+    bound_plan *b = plan_of(x, k);
+    for (int c = 0; c < p->chunks; c++) DT_TRY(act(x, b, k, DT_SEG_FIXED + 3 * c, ds, true, true, 0, e));
+    for (int i = 0; i < nsums && i < b->plan->g->output.n && p->end; i++)
+      sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
+  }
+  return finish(x, any, e);
+}
+
+/* Runs the step's microbatches again, all of them on all stages so that nobody waits in vain, and looks. */
+dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, const char *what, double value,
+                           dt_err *e) {
+  pipe *p = x->pipe;
+  const dt_graph *g = x->b[0].plan->g;
+  int axis = dt_mesh_axis(&g->mesh, "pipeline"), ranks = g->mesh.size[axis],
+      me = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis);
+  double stats[2] = {0, 0}, none = 4.0 * ranks * p->chunks, where = none;
+  p->look = true, p->bad = NULL, p->bad_stage = 0;
+  DT_TRY(dt_pipe_step(x, batch, ds, stats, e));
+  if (x->queue && x->last_ticket) DT_TRY(dt_commq_wait(x->queue, x->last_ticket, e));
+  p->look = false;
+  if (p->bad) /* how far along the way forward and back it came up */
+    where = p->bad_stage <= p->chunks ? (p->bad_stage - 1) * ranks + me : p->bad_stage * ranks - 1 - me;
+  double least = where;
+  DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
+  if (p->bad && where <= least) return dt_exec_blame(p->bad, p->bad_out, batch->step, what, value, e);
+  return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; the first value that is not finite came up on another rank%s",
+                 (long long)batch->step + 1, what, value, least < none ? ", which names it" : "");
+}

@@ -1,0 +1,43 @@
+-- A pipeline's step as text: a row for each stage, a column for each tick.
+local core = require "dtrain.core"
+local pipeline = require "dtrain.strategy.pipeline"
+
+local M = {}
+
+--- The bubble of a step of so many microbatches: share of a step's time that a stage idles, when a backward takes twice as
+--- long as a forward and its halves are alike; the schedule, its name.
+function M.bubble(p, micro)
+  local s, name = pipeline.schedule(p, micro)
+  local _, share = s:time(1, 1, 1)
+  return share, s, name
+end
+
+--- Lines of the chart; F, B and W are one tick each.
+function M.lines(p, micro)
+  local share, s, name = M.bubble(p, micro)
+  local w = s:split() and 1 or 0
+  local last = s:time(1, 1, w)
+  local width = #tostring(micro) + 1 + (p.chunks > 1 and 1 or 0)
+  local out = { ("pipeline of %d stages%s, schedule %s, %d microbatches: %d ticks, bubble %.1f %%, "
+    .. "%s stages' activations held at most"):format(p.pipeline, p.chunks > 1 and (" in %d chunks each"):format(p.chunks) or "",
+    name, micro, last, 100 * share, table.concat(s:in_flight(), " ")) }
+  for rank, actions in ipairs(s:starts(1, 1, w)) do
+    local cells = {}
+    for t = 1, last do cells[t] = "." end
+    for _, a in ipairs(actions) do
+      cells[a[4] // 1 + 1] = ("%s%d%s"):format(a[1], a[2], p.chunks > 1 and string.char(96 + a[3]) or "")
+    end
+    for t = 1, #cells do cells[t] = cells[t] .. (" "):rep(width - #cells[t]) end
+    out[#out + 1] = (("stage %d  "):format(rank - 1) .. table.concat(cells, " ")):gsub(" +$", "")
+  end
+  return out
+end
+
+--- Microbatches of a full step for a rank at `where` (job:where_is).
+function M.micros(job, where)
+  local loader = core.loader(job.data.train.core, { global = job.batch.global, micro = job:rows(where.replicas), seed = 0,
+    rank = where.data, size = where.replicas })
+  return loader:micros()[1]
+end
+
+return M
