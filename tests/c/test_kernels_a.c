@@ -710,8 +710,8 @@ static void test_all(const char *isa) {
       dt_view s = fill(make(floats[f], DIMS(53), PLAIN), -1, 1), bits = make(DT_U8, DIMS(7), PLAIN),
               back = make(DT_F32, DIMS(56), PLAIN);
       put(&s, 5, 0);
-      call(DT_OP_pack_signs, 1, &s, 1, &bits, NULL, 0, NULL);
-      call(DT_OP_unpack_signs, 1, &bits, 1, &back, NULL, 0, NULL);
+      call(DT_OP_pack_signs, 1, &s, 1, &bits, NULL, NULL, 0);
+      call(DT_OP_unpack_signs, 1, &bits, 1, &back, NULL, NULL, 0);
       for (int64_t i = 0; i < 56; i++) T_CHECK(get(&back, i) == (i < 53 && get(&s, i) >= 0 ? 1 : -1));
       free_mem();
     }
