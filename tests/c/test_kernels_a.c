@@ -693,6 +693,7 @@ static void test_all(const char *isa) {
     }
   }
   TEST("topk, pack_signs, unpack_signs") {
+    const uint64_t before = seed;
     for (int f = 0; f < 4; f++) {
       const int64_t n = 301, k = 17;
       dt_view x = fill(make(floats[f], DIMS(5, n), PLAIN), -1, 1);
@@ -715,6 +716,7 @@ static void test_all(const char *isa) {
       for (int64_t i = 0; i < 56; i++) T_CHECK(get(&back, i) == (i < 53 && get(&s, i) >= 0 ? 1 : -1));
       free_mem();
     }
+    seed = before;
   }
   TEST("copy, concat, pad, arange, assign") {
     for (int t = 0; t < DT_NDTYPE; t++)
