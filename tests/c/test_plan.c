@@ -290,7 +290,8 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
         if (k == 2) {
           sharded += x->group.axes == (data | 4), plain += x->group.axes == data, stages += x->group.axes == 1;
         } else {
-          partial += x->group.axes == (zero ? 4 : 6); /* its own bucket: over "data" and "tensor", or the rest after scattering */
+          partial += x->group.axes ==
+                     (zero ? 4 : 6); /* its own bucket: over "data" and "tensor", or the rest after scattering */
         }
       }
     T_CHECK(sharded == 1 && plain == (zero ? 1 : 0) && stages == 1 && partial == 1 && squares == 3);
