@@ -332,7 +332,7 @@ static int g_collective(lua_State *L) {
   if (s) a[s->slot].i = r;
   if (n) a[n->slot].i = dt_group_size(&b->g->mesh, group);
   DTL_TRY(L, &e, dt_node_add(b->g, op, &v, 1, a, out, &e));
-  dt_node_of(b->g, out[0])->reason = "the gradient hook";
+  dt_node_of(b->g, out[0])->reason = b->g->level < DT_STAGED ? "replicas meet" : "the gradient hook";
   return dtl_push_symbol(L, 1, out[0]), 1;
 }
 

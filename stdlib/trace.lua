@@ -3,6 +3,7 @@
 local core = require "dtrain.core"
 local M = require "dtrain.nn.module"
 local local_sgd = require "dtrain.strategy.local_sgd"
+local meet = require "dtrain.strategy.meet"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
 
@@ -101,7 +102,7 @@ end
 --- The plan by which replicas that step by themselves meet (local_sgd.lua). how.layout is the training plan.
 function trace.meet(job, how)
   return within(job, how, false, function(graph)
-    local_sgd.meet(graph, job.parallel.p)
+    meet.graph(graph, job.parallel.p)
     return compile(job, graph, how, false)
   end)
 end

@@ -1,25 +1,26 @@
--- A gradient hook: what happens to a bucket of gradients on its way, in tensor operations that are traced once and run
--- natively inside the bucket pipeline. This one sends 16 bits and keeps what was rounded off for the next step.
---   mpirun -n 2 dtrain examples/strategies/gradient_hook.lua
---   dtrain explain examples/strategies/gradient_hook.lua --ranks 2     all-reduces of bf16: half the bytes
---   dtrain check examples/strategies/gradient_hook.lua --ranks 2       differs from one process by the rounding
+-- A gradient hook: how a bucket travels is a traced function of one's own. This one sends the signs and one size, and adds what
+-- it did not send to the next gradient.
+--   dtrain explain examples/strategies/gradient_hook.lua --ranks 4   look at: u8 and 4 bytes a bucket instead of f32
+--   mpirun -n 2 dtrain examples/strategies/gradient_hook.lua         look at: the loss falls all the same
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
-local function rounded_with_feedback(bucket)
-  local left = bucket:state "left" -- zeros at first; part of a checkpoint
-  local wanted = bucket + left
-  local sent = wanted:to "bf16"
-  left:assign(wanted - sent:to "f32")
-  return sent:all_reduce("data", "mean"):to "f32"
+local function signs(bucket, info)
+  local owed = info:state("owed", bucket:shape())
+  local x = bucket + owed
+  local size = dt.abs(x):mean()
+  info:assign(owed, x - dt.where(dt.ge(x, 0), size, -size))
+  local bits = dt.pack_signs(x):all_gather "data":reshape { info.ranks, bucket:numel() // 8 }
+  local sizes = size:reshape { 1 }:all_gather "data":reshape { 1, info.ranks }
+  return sizes:matmul(dt.unpack_signs(bits)):reshape(bucket:shape()) / info.ranks
 end
 
 return dt.job {
-  model     = nn.Sequential { nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10) },
-  loss      = nn.CrossEntropy(),
-  data      = data.synthetic { inputs = { 32 }, classes = 10, samples = 512 },
-  batch     = 32,
-  optimizer = optim.AdamW { lr = 1e-3 },
-  steps     = 50,
-  parallel  = { gradient = { hook = rounded_with_feedback } },
+  model = nn.Sequential { nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4) },
+  loss = nn.MSE(),
+  data = data.synthetic { inputs = { 32 }, targets = { 4 }, samples = 1024 },
+  batch = 64,
+  optimizer = optim.SGD { lr = 0.05 },
+  steps = 100,
+  parallel = { gradient = { hook = signs } }, -- or dt.hooks.powersgd { rank = 2 }, dt.hooks.one_bit, ...
 }

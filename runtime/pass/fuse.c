@@ -332,9 +332,13 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
 /* assign(leaf, value): the chain that makes the value writes the leaf's memory; otherwise a program that copies. */
 static void lower_assigns(fuser *f) {
   dt_graph *g = f->g;
+  dt_val *by = dt_xalloc(sizeof(dt_val) * (size_t)(g->val.n + 1)); /* an assignment's result -> what wrote it */
+  for (int v = 0; v < g->val.n; v++) by[v] = v;
   for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *n = &g->node.p[i];
-    if ((n->flags & DT_NODE_DEAD) || n->op != DT_OP_assign) continue;
+    if (n->flags & DT_NODE_DEAD) continue;
+    for (int k = 0; k < n->nin; k++) n->in[k] = by[n->in[k]];
+    if (n->op != DT_OP_assign) continue;
     dt_val dst = n->in[0], src = n->in[1];
     const dt_node *p = &g->node.p[g->val.p[src].node];
     const dt_value *d = &g->val.p[dst];
@@ -344,11 +348,7 @@ static void lower_assigns(fuser *f) {
       s->root = d->root, s->offset = d->offset;
       memcpy(s->stride, d->stride, sizeof s->stride);
       n->flags |= DT_NODE_DEAD;
-      for (dt_nid j = 0; j < g->node.n; j++)
-        for (int k = 0; k < g->node.p[j].nin; k++)
-          if (g->node.p[j].in[k] == n->out[0]) g->node.p[j].in[k] = src;
-      for (int b = 0; b < g->bucket.n; b++)
-        if (g->bucket.p[b].flat == n->out[0]) g->bucket.p[b].flat = src;
+      by[n->out[0]] = src;
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
@@ -363,6 +363,8 @@ static void lower_assigns(fuser *f) {
     o->root = d->root, o->offset = d->offset;
     memcpy(o->stride, d->stride, sizeof o->stride);
   }
+  for (int b = 0; b < g->bucket.n; b++) g->bucket.p[b].flat = by[g->bucket.p[b].flat];
+  free(by);
 }
 
 /* Can `from` be computed without `what`? */

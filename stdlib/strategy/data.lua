@@ -5,7 +5,7 @@ local util = require "dtrain.util"
 
 local D = { name = "data", options = { { "data", "string|count", "auto" }, { "gradient", "table" } } }
 
---- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 with zero = 3), first_bucket_mb = 1, dtype = "f32" |
+--- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 with zero = 2, 3), first_bucket_mb = 1, dtype = "f32" |
 --- "bf16" | "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro",
 --- hook = function(bucket, info), see hook.lua } }
 function D.check(p)
@@ -26,7 +26,7 @@ function D.axis(p) return "data", p.data end
 
 function D.compile(o, p, mesh)
   local g = p.gradient
-  o.bucket_mb, o.first_bucket_mb = g.bucket_mb or (p.zero == 3 and 8 or 25), g.first_bucket_mb
+  o.bucket_mb, o.first_bucket_mb = g.bucket_mb or (p.zero >= 2 and 8 or 25), g.first_bucket_mb
   o.comm_dtype = g.dtype or o.precision
   for _, axis in ipairs(mesh) do
     if axis.name == "data" and axis.size > 1 and g.hook and o.train then o.hook = hooks.traced(g.hook, axis.size) end

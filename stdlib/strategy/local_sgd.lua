@@ -2,7 +2,6 @@
 -- outer optimizer DiLoCo (Douillard et al. 2023): it sees how far the average has moved from the last common point, the
 -- anchor, as a gradient. independent = true: replicas exchange nothing, each sees every sample; losses are averaged.
 local define = require "dtrain.optim.define"
-local ops = require "dtrain.ops"
 local util = require "dtrain.util"
 
 local L = { name = "local_sgd", options = { { "sync", "table" }, { "independent", "boolean", false } } }
@@ -35,8 +34,6 @@ end
 
 function L.compile(o, p) o.apart, o.independent = p.sync ~= nil or p.independent, p.independent end
 
-local chunk = 6 * 2 ^ 20 -- elements that travel together
-
 -- The names of what an outer optimizer remembers for one parameter.
 local function outer_states(outer)
   local list = outer.def.state
@@ -59,43 +56,6 @@ function L.declare(graph, p)
     end
   end
   return out
-end
-
--- One parameter's new value from the replicas' mean.
-local function outer_step(graph, outer, q, s, mean)
-  local h = util.copy(outer.h)
-  h.lr, h.t = outer.lr, 2
-  local new = setmetatable({}, { __index = s, __newindex = function(_, k, v) graph:assign(s[k], v) end })
-  local value = outer.def.update(s.anchor, s.anchor - mean, new, h)
-  graph:assign(s.anchor, value)
-  graph:assign(q.symbol, value)
-end
-
---- The whole graph of a meeting. Parameters are declared.
-function L.meet(graph, p)
-  local states, list, n = L.declare(graph, p), {}, 0
-  graph:between()
-  local function flush()
-    if #list == 0 then return end
-    local flat = graph:collective("all_reduce", ops.concat(util.map(list, function(q)
-      return q.symbol:reshape { q.symbol:numel() }
-    end), 0), { "data" }, { red = "mean" })
-    local at = 0
-    for _, q in ipairs(list) do
-      local size = q.symbol:numel()
-      local mean = flat:slice { dim = 0, start = at, stop = at + size }:reshape(q.shape)
-      at = at + size
-      if states[q.name] then outer_step(graph, p.sync.outer, q, states[q.name], mean) else graph:assign(q.symbol, mean) end
-    end
-    list, n = {}, 0
-  end
-  for _, q in ipairs(graph:params()) do
-    if q.trainable then
-      list[#list + 1], n = q, n + q.symbol:numel()
-      if n >= chunk then flush() end
-    end
-  end
-  flush()
 end
 
 return L

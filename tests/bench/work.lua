@@ -9,7 +9,7 @@ local args = dt.args {
   work = { default = "gpt", choices = { "gpt", "mlp4", "linear", "mlp128", "cnn" } },
   count = { default = 9, help = "groups of steps to time" },
   ranks = { default = 1, help = "for works whose batch is a rank's" },
-  precision = "f32",
+  precision = "f32", zero = 0,
 }
 
 local function cross_entropy(model, shape, optimizer)
@@ -51,6 +51,7 @@ local works = {
 local spec, group = works[args.work]()
 local warm = math.max(2, group // 4)
 spec.steps, spec.precision = warm + group * args.count, args.precision
+spec.parallel = { zero = args.zero }
 local engine = dt.engine(dt.job(spec))
 
 for _ = 1, warm do engine:step() end
