@@ -461,7 +461,8 @@ static void total_norm(cutter *c, dt_nid i) {
   if (in.n) {
     dt_nid id = take(c, i, -1, in.p, in.n);
     sum = g->node.p[id].out[0];
-  } else { /* an operation's result, which the sum may be added to in place */ dt_val zero = dt_scalar(g, 0, DT_F32);
+  } else { /* an operation's result, which the sum may be added to in place */
+    dt_val zero = dt_scalar(g, 0, DT_F32);
     dt_attr none[DT_MAX_ATTR] = {0};
     sum = dt_bn(g, DT_OP_sum_squares, &zero, 1, none);
   }
