@@ -235,6 +235,16 @@ static dt_status find_cut(cutter *c, const order *o, dt_layout *l, dt_err *e) {
   return st;
 }
 
+/* Is it made in backward, whatever views of it are? (A view in backward may be of a forward value.) */
+static bool gradient(const cutter *c, dt_val v) {
+  dt_nid i = c->g->val.p[v].node;
+  const dt_node *n = &c->g->node.p[i];
+  if (c->stage[i] != ANYWHERE) return c->stage[i] != ONCE && backward(n);
+  for (int k = 0; k < n->nin; k++)
+    if (gradient(c, n->in[k])) return true;
+  return false;
+}
+
 /* The stage at which a value is at hand: its node's, or for one that is made anywhere, that of what it is made of. */
 static int home(const cutter *c, dt_val v) {
   const dt_node *n = &c->g->node.p[c->g->val.p[v].node];
@@ -243,7 +253,7 @@ static int home(const cutter *c, dt_val v) {
   for (int k = 0; k < n->nin; k++) {
     int h = home(c, n->in[k]);
     if (h < 0) continue;
-    if (backward(&c->g->node.p[c->g->val.p[n->in[k]].node])) low = low < 0 || h < low ? h : low;
+    if (gradient(c, n->in[k])) low = low < 0 || h < low ? h : low;
     else high = h > high ? h : high;
   }
   if (low >= 0 || high >= 0) return low >= 0 ? low : high;
@@ -259,7 +269,7 @@ static void backward_stages(cutter *c) {
     for (int k = 0; k < n->nin; k++) {
       int h = home(c, n->in[k]);
       if (h < 0) continue;
-      if (backward(&g->node.p[g->val.p[n->in[k]].node])) low = low < 0 || h < low ? h : low;
+      if (gradient(c, n->in[k])) low = low < 0 || h < low ? h : low;
       else high = h > high ? h : high;
     }
     if (at < 0) at = low >= 0 ? low : high >= 0 ? high : c->stages - 1;
@@ -451,7 +461,8 @@ static void total_norm(cutter *c, dt_nid i) {
   if (in.n) {
     dt_nid id = take(c, i, -1, in.p, in.n);
     sum = g->node.p[id].out[0];
-  } else { /* an operation's result, which the sum may be added to in place */ dt_val zero = dt_scalar(g, 0, DT_F32);
+  } else { /* an operation's result, which the sum may be added to in place */
+    dt_val zero = dt_scalar(g, 0, DT_F32);
     dt_attr none[DT_MAX_ATTR] = {0};
     sum = dt_bn(g, DT_OP_sum_squares, &zero, 1, none);
   }

@@ -142,6 +142,23 @@ describe("dtrain explain", function()
   end)
 end)
 
+describe("a GPT cut between blocks", function()
+  it("sends one activation on and one gradient back, and its weight gradients stay where its weights are", function()
+    support.write(dir .. "/gpt.lua", [[
+      local dt = require "dtrain"
+      return dt.job { model = dt.nn.GPT { vocab = 97, layers = 4, heads = 2, width = 16, context = 8 }, loss = dt.nn.CrossEntropy(), steps = 1,
+        data = dt.data.synthetic { tokens = 97, context = 8, samples = 64 }, batch = { global = 8, micro = 2 }, precision = "bf16",
+        optimizer = dt.optim.SGD { lr = 0.1 }, parallel = { pipeline = 2, stages = { 2, 2 } } }]])
+    local code, text = support.run(("explain %s/gpt.lua --ranks 2"):format(dir))
+    assert.are.equal(0, code, text)
+    local sends, recvs = {}, {}
+    for bytes in text:gmatch "send pipeline to 1 bf16 (%d+) bytes" do sends[#sends + 1] = tonumber(bytes) end
+    for bytes in text:gmatch "recv pipeline from 1 bf16 (%d+) bytes" do recvs[#recvs + 1] = tonumber(bytes) end
+    assert.are.same({ 2 * 8 * 16 * 2 }, sends, text)
+    assert.are.same(sends, recvs, text)
+  end)
+end)
+
 describe("a pipeline that cannot be", function()
   -- what, the end of the script (its line 9), ranks, pattern of the message
   local own = "local function own(stage, stages, micro) %s end\n"
