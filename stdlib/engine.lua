@@ -35,12 +35,12 @@ end
 
 --- Every plan of the rank at `where` (job:where_is): { main, train = plans (main first), eval = { { rows, plan } ... }, places =
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
---- it, so that the memory that is planned is the memory that is allocated.
-function M.plans(job, where)
+--- it, so that the memory that is planned is the memory that is allocated. known: see trace.train.
+function M.plans(job, where, known)
   local loader = loader_of(job, job.data.train, 0, false, where)
   local micros = loader:micros()
   local function how(rows, layout)
-    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros }
+    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, known = known }
   end
   local p = { train = {}, eval = {}, steps_per_epoch = loader:steps_per_epoch() }
   for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do
@@ -58,16 +58,25 @@ function M.plans(job, where)
   return p
 end
 
---- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places on the mesh's
---- other axes.
-function M.plan_key(job, where)
+-- The sizes of a rank's microbatches, as text.
+local function sizes_text(job, where)
   local loader = loader_of(job, job.data.train, 0, false, where)
   local out = { table.concat(sizes_of(loader, 0), " ") .. "," .. table.concat(loader:micros(), " ") }
   if job.eval.data then
     out[2] = table.concat(sizes_of(loader_of(job, job.eval.data, 0, true, where), 0), " ")
   end
+  return table.concat(out, ";")
+end
+
+--- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places on the mesh's
+--- other axes but "tensor", whose parts are equally large. sizes: a table that keeps what was found, data rank -> text.
+function M.plan_key(job, where, sizes)
+  sizes[where.data] = sizes[where.data] or sizes_text(job, where)
+  local out = { sizes[where.data] }
   for _, axis in ipairs(where.mesh) do
-    if axis.name ~= "data" then out[#out + 1] = strategies.coord(where.mesh, where.rank, axis.name) end
+    if axis.name ~= "data" and axis.name ~= "tensor" then
+      out[#out + 1] = strategies.coord(where.mesh, where.rank, axis.name)
+    end
   end
   return table.concat(out, ";")
 end

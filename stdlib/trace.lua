@@ -5,6 +5,7 @@ local M = require "dtrain.nn.module"
 local local_sgd = require "dtrain.strategy.local_sgd"
 local meet = require "dtrain.strategy.meet"
 local scope = require "dtrain.nn.scope"
+local strategies = require "dtrain.strategy"
 local util = require "dtrain.util"
 
 local trace = {}
@@ -79,7 +80,22 @@ local function within(job, how, training, f)
   end)
 end
 
-local function train(job, how)
+-- What is traced depends on the rank only by its coordinates on axes that divide layers: ranks that differ in others compile
+-- copies of one graph. how.known is a table that keeps such graphs, or nil.
+local function shared(how, what, f)
+  local key = { what, how.rows }
+  for _, axis in ipairs(how.where.mesh) do
+    if axis.name ~= "data" and axis.name ~= "pipeline" then
+      key[#key + 1] = strategies.coord(how.where.mesh, how.where.rank, axis.name)
+    end
+  end
+  key = table.concat(key, " ")
+  if not how.known[key] then how.known[key] = table.pack(f()) end
+  local k = how.known[key]
+  return k[1]:clone(), table.unpack(k, 2, k.n)
+end
+
+local function update(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
@@ -89,11 +105,22 @@ local function train(job, how)
     for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
       job.optimizer:trace(graph, entry)
     end
-    return compile(job, graph, how, true), count ~= nil
+    return graph, count ~= nil
   end)
 end
 
---- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil }.
+local function train(job, how)
+  local graph, counts
+  if how.known and not job.parallel:tries() then
+    graph, counts = shared(how, "train", function() return update(job, how) end)
+  else
+    graph, counts = update(job, how)
+  end
+  return util.at(job.where, compile, job, graph, how, true), counts
+end
+
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil,
+--- known = a table that keeps graphs for other ranks' plans, or nil }.
 --- Returns the plan and whether the loss counts its own labels. A strategy with a limit to meet traces several times.
 function trace.train(job, how)
   return util.at(job.where, job.parallel.fit, job.parallel, how, function() return train(job, how) end)

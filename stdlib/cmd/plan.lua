@@ -9,16 +9,16 @@ local util = require "dtrain.util"
 
 -- Ranks with equal memory share a column. Ranks with equal microbatches have equal plans: one of them is traced.
 local function columns(job, ranks)
-  local out, known = {}, {}
+  local out, known, sizes, graphs = {}, {}, {}, {}
   local function same(a, b)
     for _, class in ipairs(memory.classes) do if a[class] ~= b[class] then return false end end
     return true
   end
   for rank = 0, ranks - 1 do
     local where = job:where_is(rank, ranks)
-    local key = engines.plan_key(job, where)
+    local key = engines.plan_key(job, where, sizes)
     if not known[key] then
-      local plans = planned.plans(job, ranks, rank)
+      local plans = planned.plans(job, ranks, rank, graphs)
       local again, more = plans.main:recomputed()
       known[key] = { engines.executor(plans):memory(), plans.main:flops(), again, more }
     end

@@ -9,6 +9,7 @@
 --   compile(o, p, mesh, graph, how)   adds to the options of graph:compile; how: see trace.train
 --   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
 --                            returns its results
+--   fits(p)                  whether fit would change anything; missing: it would
 --   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the
 --                            library's own
 local util = require "dtrain.util"
@@ -103,6 +104,12 @@ end
 function Strategy:localize(graph, where)
   each(self, "place", graph, self.p, where.mesh)
   graph:localize { rank = where.rank, sequence = self.p.sequence and { "tensor" } or nil }
+end
+
+--- Whether plans are traced with several values of options: what was traced for another rank is of no use then.
+function Strategy:tries()
+  for _, s in ipairs(self.list) do if s.fit and (not s.fits or s.fits(self.p)) then return true end end
+  return false
 end
 
 function Strategy:fit(how, make)

@@ -67,6 +67,8 @@ function R.place(graph, p)
   graph:recompute { ops = r.ops, segments = wants and segments or nil, communication = r.communication }
 end
 
+function R.fits(p) return p.recompute ~= nil and p.recompute.bytes ~= nil end
+
 --- A budget: the fewest blocks whose plan keeps at most r.bytes. Plans for other microbatch sizes follow the first one's.
 function R.fit(p, how, make)
   local r = p.recompute
