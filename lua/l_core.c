@@ -17,8 +17,10 @@ static const char position_key; /* registry: the function of core.position */
 bool dtl_frame(lua_State *L, char *file, size_t n, int *line) {
   lua_Debug ar;
   for (int level = 0; lua_getstack(L, level, &ar); level++) {
-    lua_getinfo(L, "Sl", &ar);
-    if (ar.currentline < 0 || !strncmp(ar.source, STDLIB, sizeof STDLIB - 1)) continue;
+    lua_getinfo(L, "S", &ar);
+    if (*ar.what == 'C' || !strncmp(ar.source, STDLIB, sizeof STDLIB - 1)) continue;
+    lua_getinfo(L, "l", &ar); /* slow: it counts lines */
+    if (ar.currentline < 0) continue;
     snprintf(file, n, "%s", *ar.source == '@' || *ar.source == '=' ? ar.source + 1 : ar.short_src);
     *line = ar.currentline;
     return true;

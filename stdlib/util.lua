@@ -11,20 +11,24 @@ util.active = {}
 function util.frame()
   local level = 2
   while true do
-    local i = debug.getinfo(level, "Sl")
+    local i = debug.getinfo(level, "S")
     if not i then return nil end
-    if i.what ~= "C" and i.currentline > 0 and not i.source:find("^[=@]?stdlib/") then
-      return (i.source:match("^[@=](.*)") or i.short_src) .. ":" .. i.currentline
+    if i.what ~= "C" and not i.source:find("^[=@]?stdlib/") then
+      local line = debug.getinfo(level, "l").currentline
+      if line > 0 then return (i.source:match("^[@=](.*)") or i.short_src) .. ":" .. line end
     end
     level = level + 1
   end
 end
 
---- The position that an error gets: the user's frame, else the module being traced, else the job.
-function util.where()
+--- The position when no frame is the user's: the module being traced, else the job.
+function util.beyond()
   local module = util.active[#util.active]
-  return util.frame() or (module and module.where) or util.fallback
+  return module and module.where or util.fallback
 end
+
+--- The position that an error gets: the user's frame, else the above.
+function util.where() return util.frame() or util.beyond() end
 
 --- Raises `where: text` where text = string.format(fmt, ...). `where` nil: the user's position now.
 function util.fail_at(where, fmt, ...)

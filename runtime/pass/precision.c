@@ -47,6 +47,8 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
   for (int i = 0; i < v0; i++) memo[i] = -1;
   DT_VEC(dt_node) body = {0}; /* nodes in their new order */
   DT_VEC(dt_node) casts = {0};
+  int *param = dt_xalloc(sizeof(int) * (size_t)(v0 + 1)); /* [value] parameter, from 1 */
+  for (int p = 0; p < g->param.n; p++) param[g->param.p[p].val] = p + 1;
   for (int i = 0; i < n0; i++) {
     dt_node n = g->node.p[i];
     if (micro_phase(n.phase) && !(dt_op(n.op)->flags & OP_LEAF)) {
@@ -62,9 +64,7 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
           n.in[k] = lowered(g, v, lo, leaf == DT_OP_param ? DT_PRE : DT_FWD, memo);
           if (g->node.n > fresh) {
             dt_vec_push(&casts, g->node.p[fresh]);
-            if (leaf == DT_OP_param)
-              for (int p = 0; p < g->param.n; p++)
-                if (g->param.p[p].val == v) g->param.p[p].compute = n.in[k];
+            if (leaf == DT_OP_param && param[v]) g->param.p[param[v] - 1].compute = n.in[k];
           }
         }
       }
@@ -90,7 +90,7 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
   dt_nid *now = dt_xalloc(sizeof(dt_nid) * (size_t)(all.n + 1)); /* new id of an entry of `all` */
   dt_vec_free(&body);
   dt_vec_free(&casts);
-  free(memo);
+  free(memo), free(param);
   memo = NULL;
 
   /* which nodes feed an accumulator directly */

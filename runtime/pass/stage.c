@@ -449,13 +449,15 @@ static void total_norm(cutter *c, dt_nid i) {
   dt_graph *g = c->g;
   const dt_node n = c->node.p[i];
   DT_VEC(dt_val) in = {0};
+  int *of = dt_xalloc(sizeof(int) * (size_t)(c->val.n + 1)); /* [old value] the parameter whose gradient it is, from 1 */
+  for (int q = g->param.n - 1; q >= 0; q--)
+    if (g->param.p[q].grad >= 0 && g->param.p[q].grad < c->val.n) of[g->param.p[q].grad] = q + 1;
   for (int k = 0; k < n.nin; k++) {
-    int p = -1;
-    for (int q = 0; q < g->param.n && p < 0; q++)
-      if (g->param.p[q].grad == n.in[k]) p = q;
+    int p = of[n.in[k]] - 1;
     if (p >= 0 && (!have(c, p) || !first_of(c, p))) continue;
     dt_vec_push(&in, get(c, -1, n.in[k]));
   }
+  free(of);
   dt_val sum;
   g->phase = DT_UPD, g->file = n.file, g->line = n.line, g->chunk = -1;
   if (in.n) {
@@ -475,7 +477,8 @@ static void total_norm(cutter *c, dt_nid i) {
   c->now[0][n.out[0]] = all;
 }
 
-static int edge_of(const cutter *c, dt_val v, int to) {
+/* The first edge of v to stage `to` or a later one. */
+static int edge_from(const cutter *c, dt_val v, int to) {
   int lo = 0, hi = c->cross.n;
   const crossing want = {v, to};
   while (lo < hi) {
@@ -483,7 +486,12 @@ static int edge_of(const cutter *c, dt_val v, int to) {
     if (by_value(&c->cross.p[mid], &want) < 0) lo = mid + 1;
     else hi = mid;
   }
-  return lo < c->cross.n && !by_value(&c->cross.p[lo], &want) ? lo : -1;
+  return lo;
+}
+
+static int edge_of(const cutter *c, dt_val v, int to) {
+  int k = edge_from(c, v, to);
+  return k < c->cross.n && c->cross.p[k].v == v && c->cross.p[k].to == to ? k : -1;
 }
 
 static void message(cutter *c, dt_attr *a, int op, int edge, int peer) {
@@ -591,8 +599,8 @@ static void rebuild(cutter *c) {
       clone(c, i, chunk);
       n = &c->node.p[i];
       for (int o = 0; o < n->nout; o++)
-        for (int k = edge_of(c, n->out[o], 0) >= 0 ? edge_of(c, n->out[o], 0) : 0; k < c->cross.n; k++)
-          if (c->cross.p[k].v == n->out[o]) send(c, chunk, n->out[o], k);
+        for (int k = edge_from(c, n->out[o], 0); k < c->cross.n && c->cross.p[k].v == n->out[o]; k++)
+          send(c, chunk, n->out[o], k);
     } else if (n->op == DT_OP_assign && n->phase == DT_UPD && updated_here(c, state_of, n->in[0])) {
       clone(c, i, -1);
     }

@@ -4,7 +4,7 @@
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 
-core.position(function() return util.where() end) -- positions of the core's errors when no user's frame is there
+core.position(function() return util.beyond() end) -- positions of the core's errors when no user's frame is there
 
 local scope = {
   current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label }
