@@ -215,7 +215,85 @@ static int push_text(lua_State *L, const char *fn, void (*text)(const dt_plan *,
   return 1;
 }
 static int p_text(lua_State *L) { return push_text(L, "plan:text", dt_plan_text); }
-static int p_collectives(lua_State *L) { return push_text(L, "plan:collectives", dt_plan_collectives); }
+
+static void field_text(lua_State *L, const char *name, const char *text) {
+  if (!text) return;
+  lua_pushstring(L, text);
+  lua_setfield(L, -2, name);
+}
+static void field_int(lua_State *L, const char *name, int64_t n) {
+  lua_pushinteger(L, n);
+  lua_setfield(L, -2, name);
+}
+
+/* The table of one collective or message on top of the stack. */
+static void push_traffic(lua_State *L, const dt_plan *p, const dt_traffic *t) {
+  static const char *const reds[] = {"sum", "max", "min", "mean"};
+  const dt_instr *x = t->x;
+  const dt_mesh *m = &p->g->mesh;
+  lua_createtable(L, 0, 20);
+  field_text(L, "op", dt_op(x->op)->name);
+  lua_newtable(L);
+  for (int a = 0, n = 0; a < m->naxes; a++) {
+    if (!(x->group.axes >> a & 1)) continue;
+    lua_pushstring(L, m->name[a]);
+    lua_rawseti(L, -2, ++n);
+  }
+  lua_setfield(L, -2, "axes");
+  if (x->group.part) field_int(L, "part", x->group.part);
+  if (x->group.stages) {
+    lua_newtable(L);
+    for (int s = 0, n = 0; s < 64; s++) {
+      if (!(x->group.stages >> s & 1)) continue;
+      lua_pushinteger(L, s);
+      lua_rawseti(L, -2, ++n);
+    }
+    lua_setfield(L, -2, "stages");
+  }
+  if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) field_int(L, "peer", p->lane.p[x->lane].peer);
+  else field_int(L, "ranks", t->ranks);
+  if (x->op == DT_OP_all_reduce || x->op == DT_OP_reduce_scatter) field_text(L, "reduction", reds[x->red]);
+  field_text(L, "dtype", dt_dtype_name(x->view[0].t.dtype));
+  field_int(L, "bytes", t->bytes);
+  field_int(L, "sent", t->sent);
+  field_int(L, "received", t->received);
+  field_text(L, "when",
+             t->micro                              ? "each microbatch"
+             : t->seg == DT_SEG_PRE                ? "once a step, before"
+             : t->seg == DT_SEG_UPD                ? "once a step, after"
+                                                   : "after the last microbatch");
+  lua_pushboolean(L, t->micro);
+  lua_setfield(L, -2, "each_microbatch");
+  lua_pushboolean(L, x->ticket != 0 || x->kind != DT_I_COMM);
+  lua_setfield(L, -2, "overlapped");
+  field_text(L, "first", t->first);
+  field_text(L, "last", t->last);
+  field_text(L, "needs", t->needs);
+  lua_pushnumber(L, t->flops);
+  lua_setfield(L, -2, "flops");
+  field_text(L, "reason", x->reason);
+  if (!x->file) return;
+  lua_pushfstring(L, "%s:%d", x->file, x->line);
+  lua_setfield(L, -2, "line");
+}
+
+/* plan:collectives() -> list of what the rank exchanges in a step, in order: { op =, axes =, ranks = | peer =, part =, stages =,
+ * reduction =, dtype =, bytes = of the input, sent =, received = each time, when =, each_microbatch =, overlapped =, first =, last =
+ * (operations beside it), flops = (of these), needs = (who waits for it), reason =, line = "file:line" } */
+static int p_collectives(lua_State *L) {
+  const dt_plan *p = dtl_check_plan(L, "plan:collectives", 0, 1)->p;
+  dt_traffic *list;
+  int n = dt_plan_traffic(p, &list);
+  dt_traffic *copy = lua_newuserdatauv(L, sizeof *copy * (size_t)(n + 1), 0); /* what follows may raise */
+  if (n) memcpy(copy, list, sizeof *copy * (size_t)n);
+  free(list);
+  lua_createtable(L, n, 0);
+  for (int i = 0; i < n; i++) {
+    push_traffic(L, p, &copy[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
 
 /* plan:memory() -> { parameters = bytes, ..., total = } */
 static int p_memory(lua_State *L) {

@@ -47,6 +47,9 @@ return function(words)
   cli.verb = verb
   if verb == "plan" or verb == "explain" then cli.add { { "ranks", "count",
     "ranks to plan for (default: those that run)" } } end
+  if verb == "explain" then
+    cli.add { { "rank", "integer", "whose step (default: 0)" }, { "json", "boolean", "as JSON, for programs" } }
+  end
   if verb == "check" then cli.add(require "dtrain.cmd.check_options") end
   rest = cli.take(rest, true)
   if cli.given.help then return help() end

@@ -253,7 +253,12 @@ end
 
 local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
 
---- JSON of a value. Tables with a `[1]` are lists; keys go in the order of `order` (a list), then sorted.
+local Array = {}
+
+--- Marks a table as a list, also when it is empty.
+function util.array(t) return setmetatable(t, Array) end
+
+--- JSON of a value. Tables with a `[1]` and util.array's are lists; keys go in the order of `order` (a list), then sorted.
 function util.json(v, order)
   if type(v) == "string" then
     return '"' .. v:gsub('[%c"\\]', function(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end) .. '"'
@@ -265,7 +270,7 @@ function util.json(v, order)
   elseif type(v) ~= "table" then
     return v == nil and "null" or tostring(v)
   end
-  if v[1] ~= nil then
+  if v[1] ~= nil or getmetatable(v) == Array then
     return "[" .. table.concat(util.map(v, function(x) return util.json(x) end), ",") .. "]"
   end
   local parts, seen = {}, {}

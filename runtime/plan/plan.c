@@ -55,6 +55,18 @@ static bool disturbs(const dt_graph *g, const dt_instr *x, const flight *f) {
   return false;
 }
 
+static flight flight_of(const dt_graph *g, const dt_instr *c) {
+  flight f = {c->ticket, c->flags, area(g, c->addr[c->nin].region), {0}, {0}, area(g, c->addr[0].region)};
+  extent(&c->view[c->nin], &c->addr[c->nin], f.out);
+  extent(&c->view[0], &c->addr[0], f.in);
+  return f;
+}
+
+bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c) {
+  flight f = flight_of(p->g, c);
+  return disturbs(p->g, x, &f);
+}
+
 static dt_instr wait_for(const flight *f, const dt_node *n, dt_nid i) {
   return (dt_instr){.kind = DT_I_WAIT,
                     .phase = n->phase,
@@ -127,10 +139,7 @@ static void lower(dt_plan *p) {
       if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 && x.group.axes >> data & 1) p->lockstep = true;
       if (queued) {
         x.ticket = ++ticket;
-        flight f = {ticket, n->flags, area(g, x.addr[x.nin].region), {0}, {0}, area(g, x.addr[0].region)};
-        extent(&x.view[x.nin], &x.addr[x.nin], f.out);
-        extent(&x.view[0], &x.addr[0], f.in);
-        dt_vec_push(&flying, f);
+        dt_vec_push(&flying, flight_of(g, &x));
       }
     } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) {
       p->flops_micro += dt_node_cost(g, i).flops;
@@ -191,15 +200,14 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   dt_str_add(out, "\n");
 }
 
-/* The k-th segment in time: the update is last. */
-static int seg_at(const dt_plan *p, int k) { return k < DT_SEG_UPD ? k : k == p->nseg - 1 ? DT_SEG_UPD : k + 1; }
+int dt_plan_segment(const dt_plan *p, int k) { return k < DT_SEG_UPD ? k : k == p->nseg - 1 ? DT_SEG_UPD : k + 1; }
 
 /* Without the regions' sizes: workspace depends on a rank's threads, and hosts may differ in cores. */
 void dt_plan_text(const dt_plan *p, dt_str *out) {
   static const char *const name[3] = {"once a step, before", "each microbatch", "once a step, after"};
   static const char *const part[3] = {"forward", "backward", "weight gradients"};
   for (int k = 0; k < p->nseg; k++) {
-    int s = seg_at(p, k);
+    int s = dt_plan_segment(p, k);
     if (s < DT_SEG_FIXED) dt_str_add(out, "-- %s\n", name[s]);
     else dt_str_add(out, "-- chunk %d, %s\n", (s - DT_SEG_FIXED) / 3, part[(s - DT_SEG_FIXED) % 3]);
     for (int i = 0; i < p->seg[s].ins.n; i++) instr_line(p, &p->seg[s].ins.p[i], out);
@@ -208,7 +216,7 @@ void dt_plan_text(const dt_plan *p, dt_str *out) {
 
 void dt_plan_collectives(const dt_plan *p, dt_str *out) {
   for (int k = 0; k < p->nseg; k++) {
-    int s = seg_at(p, k);
+    int s = dt_plan_segment(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
       if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) {

@@ -86,5 +86,20 @@ int64_t dt_plan_slots(dt_plan *const *p, int n);
 /* ... and the rings of messages */
 int64_t dt_plan_rings(dt_plan *const *p, int n);
 void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
-void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order */
+void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order: for ranks to compare */
+/* Must x wait for the communication c? Whoever touches what c writes, or writes what c reads, must. */
+bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c);
+
+/* A collective or a message of the step (traffic.c). */
+typedef struct dt_traffic {
+  const dt_instr *x;
+  int seg, ranks;                 /* segment; ranks of the group, 2 for a message */
+  bool micro;                     /* in each microbatch, not once a step */
+  int64_t bytes, sent, received;  /* of its input (a message: of it); what a rank sends and receives each time */
+  const char *first, *last, *needs; /* operations beside it, NULL: none; the one that waits for it, NULL: the part of the step ends */
+  double flops;                   /* of those beside it */
+} dt_traffic;
+/* In the order of the step; returns how many there are. *out is the caller's to free. */
+int dt_plan_traffic(const dt_plan *p, dt_traffic **out);
+int dt_plan_segment(const dt_plan *p, int k); /* the k-th segment in time: the update is last */
 #endif

@@ -1,6 +1,7 @@
 -- A pipeline's step as text: a row for each stage, a column for each tick.
 local core = require "dtrain.core"
 local pipeline = require "dtrain.strategy.pipeline"
+local util = require "dtrain.util"
 
 local M = {}
 
@@ -31,6 +32,17 @@ function M.lines(p, micro)
     out[#out + 1] = (("stage %d  "):format(rank - 1) .. table.concat(cells, " ")):gsub(" +$", "")
   end
   return out
+end
+
+--- The chart as values: { stages =, chunks =, schedule =, microbatches =, ticks =, bubble =, in_flight =, actions = for each rank of the
+--- axis a list of { kind =, microbatch =, chunk =, start = } }.
+function M.data(p, micro)
+  local share, s, name = M.bubble(p, micro)
+  local w = s:split() and 1 or 0
+  return { stages = p.pipeline, chunks = p.chunks, schedule = name, microbatches = micro, ticks = (s:time(1, 1, w)), bubble = share,
+    in_flight = s:in_flight(), actions = util.map(s:starts(1, 1, w), function(actions)
+      return util.array(util.map(actions, function(a) return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4] } end))
+    end) }
 end
 
 --- Microbatches of a full step for a rank at `where` (job:where_is).

@@ -1,27 +1,37 @@
--- dtrain explain script.lua [--ranks n]: the collectives and messages of a step, in order, one a line; a pipeline as a chart.
+-- dtrain explain script.lua [--ranks n] [--rank r] [--json]: the collectives and messages of a rank's step, in order, one a line, and
+-- their sums; a pipeline as a chart.
 local chart = require "dtrain.cmd.chart"
+local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local planned = require "dtrain.cmd.planned"
+local traffic = require "dtrain.traffic"
 local util = require "dtrain.util"
 
 return function(words)
   local job, ranks = planned.job(words)
-  local plans = planned.plans(job, ranks, 0)
+  local rank = cli.given.rank or 0
+  if rank < 0 or rank >= ranks then
+    error(("dtrain: --rank %d is none of the %d ranks; 0 to %d are"):format(rank, ranks, ranks - 1), 0)
+  end
+  local plans = planned.plans(job, ranks, rank)
   if core.rank() ~= 0 then return 0 end
-  local p = job.parallel.p
-  if p.pipeline > 1 then
-    local micro = chart.micros(job, job:where_is(0, ranks))
-    print(table.concat(util.at(job.where, chart.lines, p, micro), "\n"))
+  local p, where = job.parallel.p, job:where_is(rank, ranks)
+  local micro = chart.micros(job, where)
+  local list = traffic.list(job, plans, micro)
+  local totals = traffic.totals(list)
+  if cli.given.json then
+    local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(where.mesh), collectives = list, totals = totals }
+    if p.pipeline > 1 then out.pipeline = util.at(job.where, chart.data, p, micro) end
+    print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
+    return 0
   end
-  local text = plans.main:collectives()
-  if plans.meet then -- replicas that step by themselves
-    local prefix = ("every %d steps: "):format(job.parallel.p.sync.every)
-    text = text .. plans.meet:collectives():gsub("[^\n]+", function(line) return prefix .. line end)
-  end
-  if text == "" then
+  if p.pipeline > 1 then print(table.concat(util.at(job.where, chart.lines, p, micro), "\n")) end
+  for _, e in ipairs(list) do print(traffic.line(e)) end
+  if #list == 0 then
     print(ranks == 1 and "1 rank: no collectives; --ranks 2 shows what two would do" or "no collectives")
   else
-    io.write(text, text:sub(-1) == "\n" and "" or "\n")
+    print(("\nrank %d in a step of %d microbatch%s:"):format(rank, micro, micro == 1 and "" or "es"))
+    print(table.concat(traffic.table(totals), "\n"))
   end
   return 0
 end
