@@ -6,24 +6,38 @@ local M = {}
 M.classes = { "parameters", "gradients", "optimizer states", "activations", "temporaries", "communication buffers",
   "inputs and buffers" }
 
+--- Bytes of all classes together.
+function M.sum(m)
+  local n = 0
+  for _, class in ipairs(M.classes) do n = n + (m[class] or 0) end
+  return n
+end
+
+-- Beyond so many columns the table lies on its side.
+local WIDE = 9
+
+local function turned(rows)
+  local out = {}
+  for r, row in ipairs(rows) do
+    for c, text in ipairs(row) do
+      out[c] = out[c] or {}
+      out[c][r] = text
+    end
+  end
+  return out
+end
+
 --- columns: list of { title, plan:memory() }. Returns lines joined by newlines; figures in bytes.
 function M.table(columns)
-  local rows, sums = {}, {}
-  for _, class in ipairs(M.classes) do
-    local row = { class }
-    for c, column in ipairs(columns) do
-      local n = column[2][class] or 0
-      row[c + 1] = util.commas(n)
-      sums[c] = (sums[c] or 0) + n
-    end
-    rows[#rows + 1] = row
+  local rows = { { "bytes" } }
+  for _, class in ipairs(M.classes) do rows[#rows + 1] = { class } end
+  rows[#rows + 1] = { "total" }
+  for _, column in ipairs(columns) do
+    table.insert(rows[1], column[1])
+    for i, class in ipairs(M.classes) do table.insert(rows[i + 1], util.commas(column[2][class] or 0)) end
+    table.insert(rows[#rows], util.commas(M.sum(column[2])))
   end
-  local total = { "total" }
-  for c = 1, #columns do total[c + 1] = util.commas(sums[c]) end
-  rows[#rows + 1] = total
-  local head = { "bytes" }
-  for c, column in ipairs(columns) do head[c + 1] = column[1] end
-  table.insert(rows, 1, head)
+  if #columns > WIDE then rows = turned(rows) end
   local widths = {}
   for _, row in ipairs(rows) do
     for c, text in ipairs(row) do widths[c] = math.max(widths[c] or 0, #text) end

@@ -16,6 +16,12 @@ local function axis_of(c)
   return text
 end
 
+-- "linear to layer_norm"
+local function run(first, last)
+  local function name(op) return op == "fused" and "elementwise" or op end
+  return first == last and name(first) or name(first) .. " to " .. name(last)
+end
+
 local function entry(job, plan, c, micro, every)
   local e = { op = c.op, axis = axis_of(c), axes = util.array(c.axes), ranks = c.ranks, peer = c.peer,
     stages = c.stages and util.array(c.stages), reduction = c.reduction, dtype = c.dtype, bytes = c.bytes, sent = c.sent,
@@ -29,13 +35,12 @@ local function entry(job, plan, c, micro, every)
     e.beside = "overlapped with what the schedule has other microbatches do"
   elseif e.overlapped then
     e.first, e.last, e.share = c.first, c.last, share
-    e.beside = ("overlapped with %s%s"):format(c.first == c.last and c.first or c.first .. " to " .. c.last,
+    e.beside = ("overlapped with %s%s"):format(run(c.first, c.last),
       share and (", %.2g %% of a microbatch's operations"):format(100 * share) or "")
   elseif c.first and c.needs then
-    e.beside = ("nothing left to overlap: only %s before %s needs it"):format(
-      c.first == c.last and c.first or c.first .. " to " .. c.last, c.needs)
+    e.beside = ("nothing left to overlap: only %s before %s needs it"):format(run(c.first, c.last), run(c.needs, c.needs))
   elseif c.needs then
-    e.beside = ("nothing left to overlap: %s needs it at once"):format(c.needs)
+    e.beside = ("nothing left to overlap: %s needs it at once"):format(run(c.needs, c.needs))
   else
     e.beside = "nothing left to overlap: this part of the step ends"
   end
@@ -56,11 +61,11 @@ function T.list(job, plans, micro)
   return out
 end
 
---- Sums by axis and kind: { axis, op, ranks, times, sent, received, formula }, bytes and times in a step.
+--- Sums by axis, kind and size of the group: { axis, op, ranks, times, sent, received, formula }, bytes and times in a step.
 function T.totals(list)
   local out, known = util.array {}, {}
   for _, e in ipairs(list) do
-    local key = e.axis .. ";" .. e.op
+    local key = ("%s;%s;%s"):format(e.axis, e.op, e.ranks)
     local t = known[key]
     if not t then
       t = { axis = e.axis, op = e.op, ranks = e.ranks, times = 0, sent = 0, received = 0, formula = T.formula[e.op] }
@@ -70,7 +75,8 @@ function T.totals(list)
   end
   table.sort(out, function(a, b)
     if a.axis ~= b.axis then return a.axis < b.axis end
-    return a.op < b.op
+    if a.op ~= b.op then return a.op < b.op end
+    return (a.ranks or 0) < (b.ranks or 0)
   end)
   return out
 end

@@ -5,6 +5,9 @@
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
+local stages = {} -- whole blocks, 4 of the 96 in each of 8 x 3 stages
+for k = 1, 24 do stages[k] = 4 end
+
 return dt.job {
   model     = nn.GPT { vocab = 51200, layers = 96, heads = 96, width = 12288, context = 2048 },
   loss      = nn.CrossEntropy(),
@@ -14,6 +17,6 @@ return dt.job {
   precision = "bf16",
   clip      = 1.0,
   steps     = 1000,
-  parallel  = { tensor = 8, sequence = true, pipeline = 8, schedule = "interleaved", chunks = 3, data = "auto", zero = 1,
-    recompute = "full" },
+  parallel  = { tensor = 8, sequence = true, pipeline = 8, schedule = "interleaved", chunks = 3, stages = stages, data = "auto",
+    zero = 1, recompute = { communication = true } },
 }

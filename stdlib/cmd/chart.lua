@@ -1,5 +1,4 @@
 -- A pipeline's step as text: a row for each stage, a column for each tick.
-local core = require "dtrain.core"
 local pipeline = require "dtrain.strategy.pipeline"
 local util = require "dtrain.util"
 
@@ -43,13 +42,6 @@ function M.data(p, micro)
     in_flight = s:in_flight(), actions = util.map(s:starts(1, 1, w), function(actions)
       return util.array(util.map(actions, function(a) return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4] } end))
     end) }
-end
-
---- Microbatches of a full step for a rank at `where` (job:where_is).
-function M.micros(job, where)
-  local loader = core.loader(job.data.train.core, { global = job.batch.global, micro = job:rows(where.replicas), seed = 0,
-    rank = where.data, size = where.replicas })
-  return loader:micros()[1]
 end
 
 return M

@@ -16,7 +16,7 @@ return function(words)
   local plans = planned.plans(job, ranks, rank)
   if core.rank() ~= 0 then return 0 end
   local p, where = job.parallel.p, job:where_is(rank, ranks)
-  local micro = chart.micros(job, where)
+  local micro = planned.micros(job, where)
   local list = traffic.list(job, plans, micro)
   local totals = traffic.totals(list)
   if cli.given.json then

@@ -1,13 +1,26 @@
--- dtrain plan script.lua [--ranks n]: what each rank allocates, in bytes by class. The run checks that it allocates
--- exactly this.
+-- dtrain plan script.lua [--ranks n]: what each rank allocates, in bytes by class, and what the largest one sends. The run checks that
+-- it allocates exactly this. Ranks need not be there: thousands are planned for by one process.
 local chart = require "dtrain.cmd.chart"
+local closed = require "dtrain.cmd.closed"
 local core = require "dtrain.core"
 local engines = require "dtrain.engine"
 local memory = require "dtrain.memory"
 local planned = require "dtrain.cmd.planned"
+local traffic = require "dtrain.traffic"
 local util = require "dtrain.util"
 
--- Ranks with equal memory share a column. Ranks with equal microbatches have equal plans: one of them is traced.
+-- What the table says of one rank.
+local function column(job, ranks, rank, graphs)
+  local plans = planned.plans(job, ranks, rank, graphs)
+  local exec = engines.executor(plans)
+  local c = { memory = exec:memory(), flops = plans.main:flops() }
+  c.again, c.more = plans.main:recomputed()
+  c.totals = traffic.totals(traffic.list(job, plans, planned.micros(job, job:where_is(rank, ranks))))
+  exec:close()
+  return c
+end
+
+-- Ranks with equal memory share a column. Ranks with equal plans: one of them is compiled, from graphs that were traced for others.
 local function columns(job, ranks)
   local out, known, sizes, graphs = {}, {}, {}, {}
   local function same(a, b)
@@ -17,20 +30,18 @@ local function columns(job, ranks)
   for rank = 0, ranks - 1 do
     local where = job:where_is(rank, ranks)
     local key = engines.plan_key(job, where, sizes)
-    if not known[key] then
-      local plans = planned.plans(job, ranks, rank, graphs)
-      local again, more = plans.main:recomputed()
-      known[key] = { engines.executor(plans):memory(), plans.main:flops(), again, more }
-    end
-    local m, flops, last = known[key][1], known[key][2], out[#out]
-    if last and same(last.memory, m) then
+    known[key] = known[key] or column(job, ranks, rank, graphs)
+    local c, last = known[key], out[#out]
+    if last and same(last.memory, c.memory) then
       last.to = rank
     else
-      out[#out + 1] = { from = rank, to = rank, memory = m, flops = flops, again = known[key][3], more = known[key][4] }
+      out[#out + 1] = setmetatable({ from = rank, to = rank }, { __index = c })
     end
   end
   return out
 end
+
+local function ranks_of(c) return c.from == c.to and ("rank %d"):format(c.from) or ("ranks %d-%d"):format(c.from, c.to) end
 
 return function(words)
   local job, ranks = planned.job(words)
@@ -44,16 +55,26 @@ return function(words)
     job.batch.global, steps, steps == 1 and "" or "es", micro))
   local p = job.parallel.p
   if p.pipeline > 1 then
-    local share, s, name = util.at(job.where, chart.bubble, p, chart.micros(job, job:where_is(0, ranks)))
+    local share, s, name = util.at(job.where, chart.bubble, p, planned.micros(job, job:where_is(0, ranks)))
     print(("pipeline of %d stages, schedule %s: bubble %.1f %% of a step; at most %s microbatches' activations on the stages"):format(
       p.pipeline * p.chunks, name, 100 * share, table.concat(s:in_flight(), ", ")))
   end
   print(("%.4g GFLOP of matrix products in a microbatch"):format(list[1].flops / 1e9))
-  if job.parallel.p.recompute then
+  if p.recompute then
     print(("backward repeats %d operations: %.4g GFLOP of these"):format(list[1].again, list[1].more / 1e9))
   end
-  print(memory.table(util.map(list, function(c)
-    return { c.from == c.to and ("rank %d"):format(c.from) or ("ranks %d-%d"):format(c.from, c.to), c.memory }
-  end)))
+  print(memory.table(util.map(list, function(c) return { ranks_of(c), c.memory } end)))
+  local most = list[1]
+  for _, c in ipairs(list) do if memory.sum(c.memory) > memory.sum(most.memory) then most = c end end
+  if ranks > 1 then
+    print(("the largest: %s, %s bytes (%.4g GiB)"):format(ranks_of(most), util.commas(memory.sum(most.memory)),
+      memory.sum(most.memory) / 2 ^ 30))
+  end
+  local form = closed.line(job, micro, replicas)
+  if form then print(form) end
+  if #most.totals > 0 then
+    print(("\n%s in a step:"):format(most.from == most.to and ranks_of(most) or ("rank %d"):format(most.from)))
+    print(table.concat(traffic.table(most.totals), "\n"))
+  end
   return 0
 end
