@@ -284,7 +284,7 @@ static dt_val flat_leaf(dt_graph *g, int op, int dtype, int64_t n, const char *n
 
 /* The pack of a bucket's gradients; the others join updated shares. */
 static bool joins_gradients(const dt_graph *g, const dt_node *n) {
-  return n->op == DT_OP_pack && dt_node_of(g, n->in[0])->op == DT_OP_accum_grad;
+  return n->op == DT_OP_pack && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_accum_grad;
 }
 
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e) {
