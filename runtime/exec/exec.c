@@ -198,7 +198,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
       case DT_I_COMM:
         if (q->copy) memcpy(q->call.out[0].p, q->call.in[0].p, q->copy);
         if (ins->ticket) {
-          q->job.tag = x->tracing ? q->label : NULL, q->job.step = (int)x->state.step + 1;
+          q->job.tag = x->tracing ? q->label : NULL, q->job.step = (int)x->trace_step;
           q->job.micro = ins->phase == DT_UPD ? -1 : x->tick.micro;
           x->ticket[ins->ticket] = x->last_ticket = dt_commq_submit(x->queue, &q->job);
         } else {
@@ -369,13 +369,16 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   x->now.begun = dt_now();
   x->now.micro = 0;
   x->now.stats[0] = x->now.stats[1] = 0;
-  x->now.start = dt_trace_begins(x) ? dt_trace_clock() : 0;
+  x->now.start = dt_trace_begins(x, x->state.step + 1) ? dt_trace_clock() : 0;
   DT_TRY(dt_loader_next(l, &x->now.batch, e));
   if (x->tracing) dt_trace_span(x, "next batch", -1, -1, x->now.start);
   x->now.micros = x->b[0].plan->lockstep ? (int)x->now.batch.most : x->now.batch.nmicro;
   if (!x->now.micros) x->now.micros = 1;
   *micros = x->now.batch.count ? x->now.micros : 0;
-  if (!*micros) return DT_OK; /* the data is over */
+  if (!*micros) { /* the data is over */
+    dt_trace_ends(x);
+    return DT_OK;
+  }
   x->tick.step = x->state.step;
   write_hypers(x, 0);
   return whole(x, &x->b[0], 0, true, true, e);
@@ -569,7 +572,7 @@ static dt_status evaluate(dt_exec *x, const int *numbers, int n, dt_loader *l, d
 
 dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e) {
   bool outer = x->tracing; /* between the pieces of a step */
-  int64_t start = outer || dt_trace_begins(x) ? dt_trace_clock() : 0;
+  int64_t start = outer || dt_trace_begins(x, x->state.step) ? dt_trace_clock() : 0;
   DT_TRY(evaluate(x, numbers, n, l, sums, nsums, e));
   if (x->tracing) dt_trace_span(x, "evaluation", -1, -1, start);
   if (!outer) dt_trace_ends(x);
@@ -590,7 +593,7 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
   }
   x->tick.nsample = 0;
   bool outer = x->tracing;
-  int64_t start = outer || dt_trace_begins(x) ? dt_trace_clock() : 0;
+  int64_t start = outer || dt_trace_begins(x, x->state.step) ? dt_trace_clock() : 0;
   for (int s = 0; s < DT_SEG_FIXED; s++) DT_TRY(whole(x, b, s, true, true, e));
   DT_TRY(drain(x, e));
   if (x->tracing) dt_trace_span(x, "between steps", -1, -1, start);

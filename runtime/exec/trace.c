@@ -91,13 +91,14 @@ void dt_trace_flush(dt_trace *t) {
 static void add(dt_exec *x, event v) {
   dt_trace *t = x->trace;
   if (t->n == EVENTS || atomic_load_explicit(&t->made, memory_order_relaxed) - t->taken > JOBS / 2) dt_trace_flush(t);
-  v.step = (int)x->state.step + 1;
+  v.step = (int)x->trace_step;
   t->ev[t->n++] = v;
 }
 
-bool dt_trace_begins(dt_exec *x) {
+bool dt_trace_begins(dt_exec *x, int64_t step) {
   const dt_trace *t = x->trace;
-  return x->tracing = t && x->state.step + 1 >= t->first && x->state.step + 1 <= t->last;
+  x->trace_step = step > 0 ? step : 1;
+  return x->tracing = t && x->trace_step >= t->first && x->trace_step <= t->last;
 }
 
 void dt_trace_ends(dt_exec *x) {
@@ -142,6 +143,7 @@ static void name_of(const dt_instr *ins, char *out, size_t room) {
   bool chain = ins->vm && !(ins->vm->nins == 1 && !strcmp(out, ew[ins->vm->ins[0].op])); /* an elementwise op has its own program */
   for (int i = 0; chain && i < ins->vm->nins && i < 4; i++)
     n += (size_t)snprintf(out + n, room - n, "%s%s", n ? "+" : "", ew[ins->vm->ins[i].op]);
+  if (!n) snprintf(out, room, "copy");
   if (chain && ins->vm->nins > 4) snprintf(out + n, room - n, "+%d more", ins->vm->nins - 4);
 }
 
