@@ -375,6 +375,14 @@ static int x_digest(lua_State *L) {
   return lua_pushstring(L, text), 1;
 }
 
+/* x:pipe_times() -> seconds of forwards, backwards, weight gradients and waiting since the last call; nil without a pipeline */
+static int x_pipe_times(lua_State *L) {
+  double s[DT_PIPE_WAIT + 1];
+  if (!dt_exec_pipe_times(dtl_ready_exec(L, "exec:pipe_times")->x, s)) return lua_pushnil(L), 1;
+  for (int i = 0; i <= DT_PIPE_WAIT; i++) lua_pushnumber(L, s[i]);
+  return DT_PIPE_WAIT + 1;
+}
+
 /* x:memory() -> bytes that all plans together need, as plan:memory(); after x:ready() what is allocated */
 static int x_memory(lua_State *L) {
   dtl_exec *b = dtl_check_exec(L, "exec:memory");
@@ -391,7 +399,7 @@ void dtl_open_exec(lua_State *L) {
                                     {"step", x_step},        {"eval", x_eval},         {"begin", x_begin},
                                     {"forward", x_forward},  {"backward", x_backward}, {"finish", x_finish},
                                     {"call", x_call},        {"names", x_names},       {"get", x_get},
-                                    {"set", x_set},          {"digest", x_digest},     {"memory", x_memory},
+                                    {"set", x_set},          {"digest", x_digest},     {"memory", x_memory}, {"pipe_times", x_pipe_times},
                                     {"save", dtl_exec_save}, {"load", dtl_exec_load},  {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_EXEC);

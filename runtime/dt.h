@@ -95,6 +95,11 @@ void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
 /* Bytes of all plans together, their sum; before dt_exec_ready what will be allocated, after it what is. by_region may be NULL. */
 int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
 
+/* Seconds since the last call that this rank of a pipeline computed forwards, backwards and weight gradients, and waited for messages
+ * in them; false when there is no pipeline. */
+enum { DT_PIPE_F, DT_PIPE_B, DT_PIPE_W, DT_PIPE_WAIT };
+bool dt_exec_pipe_times(dt_exec *x, double seconds[DT_PIPE_WAIT + 1]);
+
 /* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). dt_exec_find also knows
  * "grad:param": the last step's gradient, summed over microbatches and ranks and divided by the count, before clipping, f32. */
 int dt_exec_names(dt_exec *x, const char ***names);

@@ -9,7 +9,12 @@ local args = dt.args { tensor_model_parallel_size = 1, pipeline_model_parallel_s
   data = { default = "", help = "a safetensors file with x, y, weight and bias" } }
 
 local t = args.data ~= "" and dt.load(args.data) or { x = dt.randn({ 1000, 10 }, 1), y = dt.rand({ 1000, 5 }, 2):ge(0.5):to "f32" }
-local model = nn.Linear(10, 5)
+local Layer = nn.module "Layer" -- a linear layer as two operations, so that two stages can share it
+function Layer:init()
+  self.weight, self.bias = nn.parameter({ 5, 10 }, nn.init.default(10)), nn.parameter({ 5 }, nn.init.default(10))
+end
+function Layer:forward(x) return dt.linear(x, self.weight) + self.bias end
+local model = Layer()
 if t.weight then model:load { weight = t.weight, bias = t.bias } end
 
 local engine = dt.engine(dt.job {

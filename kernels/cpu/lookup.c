@@ -42,8 +42,8 @@ static void embed(void *ctx, int64_t begin, int64_t end, int part) {
   }
 }
 static void part_of(lookup *q, const dt_attr *base, const dt_attr *all) {
-  q->base = base->i < 0 ? 0 : base->i;
-  q->all = base->i < 0 ? q->rows : all->i;
+  q->base = all->i ? base->i : 0;
+  q->all = all->i ? all->i : q->rows;
 }
 static void run_embedding(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0]};

@@ -69,6 +69,7 @@ typedef struct pipe { /* of a rank on the axis "pipeline" */
   bool end;            /* has the last stage */
   int **order;         /* [3 chunks] of this step: microbatches of each segment in their order */
   int micros;
+  double spent[DT_PIPE_WAIT + 1]; /* see dt_exec_pipe_times */
   const dt_batch *batch;
   bool evaluating;
   int micro;          /* running now */

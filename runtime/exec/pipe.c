@@ -116,6 +116,14 @@ static dt_status finish(dt_exec *x, const dt_plan *any, dt_err *e) {
   return DT_OK;
 }
 
+static dt_status await(pipe *p, void **req, dt_err *e) {
+  if (!*req) return DT_OK;
+  double begin = dt_now();
+  dt_status st = p->comm->vt->wait(p->comm, req, e);
+  p->spent[DT_PIPE_WAIT] += dt_now() - begin;
+  return st;
+}
+
 dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
@@ -123,8 +131,8 @@ dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   int at = (int)(r->count++ % r->depth);
   char *mem = r->mem + at * r->room;
   const struct dt_comm_vt *vt = p->comm->vt;
-  DT_TRY(vt->wait(p->comm, &r->req[at], e));
-  DT_TRY(vt->wait(p->comm, &r->ack[at], e));
+  DT_TRY(await(p, &r->req[at], e));
+  DT_TRY(await(p, &r->ack[at], e));
   memcpy(mem, q->call.in[0].p, (size_t)l->bytes);
   if (!p->theirs[l->peer])
     return vt->isend(p->comm, mem, l->bytes, l->peer, tag(p, l->edge, p->micro, false), &r->req[at], e);
@@ -139,11 +147,11 @@ dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   lane *r = &p->lane[q->ins->lane];
   int at = (int)(r->count++ % r->depth);
   const struct dt_comm_vt *vt = p->comm->vt;
-  DT_TRY(vt->wait(p->comm, &r->req[at], e));
+  DT_TRY(await(p, &r->req[at], e));
   bool near = p->theirs[l->peer] != NULL;
   memcpy(q->call.out[0].p, near ? p->theirs[l->peer] + r->head[at] : r->mem + at * r->room, (size_t)l->bytes);
   if (near) {
-    DT_TRY(vt->wait(p->comm, &r->ack[at], e));
+    DT_TRY(await(p, &r->ack[at], e));
     DT_TRY(vt->isend(p->comm, &r->byte[at], 1, l->peer, tag(p, l->edge, p->micro, true), &r->ack[at], e));
   }
   return ask(x, b->plan, q->ins->lane, r->count - 1 + r->depth, e);
@@ -167,8 +175,11 @@ static dt_status act(dt_exec *x, bound_plan *b, int micro, int seg, const dt_dat
   x->pipe->micro = micro;
   x->tick.micro = micro;
   x->tick.sample = m->sample, x->tick.nsample = m->n;
+  double begin = dt_now(), waited = x->pipe->spent[DT_PIPE_WAIT];
   if (b->plan->seg[seg].reads) DT_TRY(dt_exec_feed(x, b, m, ds, e));
-  return dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, slot, e);
+  dt_status st = dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, slot, e);
+  x->pipe->spent[(seg - DT_SEG_FIXED) % 3] += dt_now() - begin - (x->pipe->spent[DT_PIPE_WAIT] - waited);
+  return st;
 }
 
 dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e) {
@@ -253,4 +264,11 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
   if (p->bad && where <= least) return dt_exec_blame(p->bad, p->bad_out, batch->step, what, value, e);
   return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; the first value that is not finite came up on another rank%s",
                  (long long)batch->step + 1, what, value, least < none ? ", which names it" : "");
+}
+
+bool dt_exec_pipe_times(dt_exec *x, double seconds[DT_PIPE_WAIT + 1]) {
+  if (!x->pipe) return false;
+  memcpy(seconds, x->pipe->spent, sizeof x->pipe->spent);
+  memset(x->pipe->spent, 0, sizeof x->pipe->spent);
+  return true;
 }

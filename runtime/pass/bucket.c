@@ -282,6 +282,11 @@ static dt_val flat_leaf(dt_graph *g, int op, int dtype, int64_t n, const char *n
   return v;
 }
 
+/* The pack of a bucket's gradients; the others join updated shares. */
+static bool joins_gradients(const dt_graph *g, const dt_node *n) {
+  return n->op == DT_OP_pack && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_accum_grad;
+}
+
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e) {
   int np = g->param.n, nstate = 0, n0 = g->val.n, nown = 0;
   buffers f = {.l = l, .mine = dt_layout_mine(g, s, l)};
@@ -328,7 +333,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
     to[g->share.p[i].val] = fp, shift[g->share.p[i].val] = l->bucket[g->share.p[i].bucket].store;
   for (dt_nid i = 0; i < g->node.n; i++) { /* joined: a bucket's gradients, the shares of a bucket after the update */
     const dt_node *n = &g->node.p[i];
-    if (n->op == DT_OP_pack && n->phase == DT_BWD && fg >= 0) to[n->out[0]] = fg, shift[n->out[0]] = n->attr[0].i;
+    if (joins_gradients(g, n) && fg >= 0) to[n->out[0]] = fg, shift[n->out[0]] = n->attr[0].i;
     if (n->op != DT_OP_all_gather || dt_node_of(g, n->in[0])->op != DT_OP_pack) continue;
     const dt_node *p = dt_node_of(g, n->in[0]);
     int b = 0;
@@ -347,7 +352,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   dt_val *joined = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1)); /* a bucket's gradients of one microbatch */
   for (int b = 0, j = 0; b < g->node.n && fg < 0; b++) {
     const dt_node *n = &g->node.p[b];
-    if (n->op != DT_OP_pack || n->phase == DT_UPD) continue;
+    if (!joins_gradients(g, n)) continue;
     for (j = 0; l->bucket[j].begin != n->attr[0].i;) j++;
     joined[j] = n->out[0];
   }

@@ -1,4 +1,4 @@
-"""PyTorch's side of a piece of work: peer.py gpt|mlp4|linear|mlp128|cnn [--compile] (under torchrun: DDP over gloo).
+"""PyTorch's side of a piece of work: peer.py gpt|mlp4|linear|mlp128|cnn [--compile] (under torchrun: DDP over gloo, or --fsdp).
 
 Prints the median step and the peak memory in the form of work.lua. Models, batch sizes and optimizers are those of work.lua."""
 import os
@@ -80,7 +80,15 @@ if DDP:
     import torch.distributed as dist
     dist.init_process_group("gloo")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    model = nn.parallel.DistributedDataParallel(model)
+    if "--fsdp" in sys.argv:  # FSDP2 is ZeRO-3
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
 optimizer = make(model.parameters())
 run = torch.compile(model) if COMPILE else model
 

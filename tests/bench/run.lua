@@ -1,5 +1,5 @@
 -- make bench: speed and memory of dtrain beside their floors, and beside PyTorch's where DT_PEER_PYTHON names a Python that has it.
---   DT_BUILD=build lua5.4 tests/bench/run.lua [word ...]      words choose rows: gpt mlp4 linear mlp128 cnn allreduce start
+--   DT_BUILD=build lua5.4 tests/bench/run.lua [word ...]      words choose rows: gpt mlp4 linear mlp128 cnn zero tensor pipeline plan allreduce start
 -- Each figure is the median over rounds (DT_BENCH_ROUNDS, 3); in a round every competitor of a row runs once, one after
 -- another, so that a slow minute of the machine hits all alike. Nothing else should run meanwhile.
 local build = os.getenv "DT_BUILD" or "build"
@@ -25,15 +25,16 @@ local cores = math.tointeger(capture "nproc":match "%d+")
 -- ---- commands: each returns a table of figures ----
 local function result(text)
   local out = {}
-  for key, value in (text:match "RESULT ([^\n]*)" or ""):gmatch "([%w_]+)=([%d.]+)" do out[key] = tonumber(value) end
+  for key, value in ((text:match "RESULT_PIPE ([^\n]*)" or "") .. " " .. (text:match "RESULT ([^\n]*)" or "")):gmatch "([%w_]+)=([%d.]+)" do out[key] = tonumber(value) end
   if not next(out) then error("no result:\n" .. text, 0) end
-  if text:find "RESULT.*RESULT" then -- ranks that print each: the slowest
+  if text:find "RESULT .*RESULT " then -- ranks that print each: the slowest
     for us in text:gmatch "step_us=([%d.]+)" do out.step_us = math.max(out.step_us, tonumber(us)) end
   end
   return out
 end
-local function ours(work, ranks, threads)
-  local command = ("%s/dtrain tests/bench/work.lua --work %s --ranks %d --threads %d"):format(build, work, ranks, threads)
+local function ours(work, ranks, threads, more)
+  local command = ("%s/dtrain tests/bench/work.lua --work %s --ranks %d --threads %d %s"):format(build, work, ranks, threads,
+    more or "")
   if ranks > 1 then command = ("tests/tools/ranks %d %s"):format(ranks, command) end
   return function() return result(capture(command)) end
 end
@@ -91,6 +92,28 @@ local rows = {
   { name = "cnn", title = "CNN of fashion_cnn step, batch 64",
     { "dtrain", ours("cnn", 1, 2) }, { "PyTorch", peer("cnn", 1, 2) },
     claims = { { "us", microseconds, 42000, "<=" }, { "x PyTorch", over(2) } } },
+  { name = "zero", title = "gpt small step, f32, ZeRO on 2 ranks x 1 thread",
+    { "ZeRO-1", ours("gpt", 2, 1, "--parallel zero=1") }, { "ZeRO-2", ours("gpt", 2, 1, "--parallel zero=2") },
+    { "ZeRO-3", ours("gpt", 2, 1, "--parallel zero=3") }, { "DDP", ours("gpt", 2, 1) },
+    { "PyTorch FSDP2", peer("gpt", 2, 1, "--fsdp") },
+    claims = { { "of DDP's step, ZeRO-1", under(4), 1.05, "<=" },
+      { "of DDP's step, ZeRO-2", function(f) return f[2].step_us / f[4].step_us end, 1.05, "<=" },
+      { "of DDP's step, ZeRO-3", function(f) return f[3].step_us / f[4].step_us end, 1.15, "<=" },
+      { "x PyTorch FSDP2, ZeRO-3", function(f) return f[5] and f[5].step_us / f[3].step_us end },
+      { "MB of peak memory below DDP's, ZeRO-1 (half of the states: 43)", function(f) return f[4].peak_mb - f[1].peak_mb end, 40, ">=" },
+      { "MB of peak memory below DDP's, ZeRO-2", function(f) return f[4].peak_mb - f[2].peak_mb end, 40, ">=" },
+      { "MB of peak memory below DDP's, ZeRO-3", function(f) return f[4].peak_mb - f[3].peak_mb end, 40, ">=" } } },
+  { name = "tensor", title = "gpt small step, f32, tensor and sequence parallel, 2 ranks x 1 thread",
+    { "tensor + sequence", ours("gpt", 2, 1, "--parallel tensor=2,sequence=true") }, { "tensor", ours("gpt", 2, 1, "--parallel tensor=2") },
+    { "DDP", ours("gpt", 2, 1) },
+    claims = { { "of DDP's step", under(3), 1.15, "<=" },
+      { "of DDP's step, without sequence", function(f) return f[2].step_us / f[3].step_us end } } },
+  { name = "pipeline", title = "gpt small step, f32, pipeline of 2 ranks x 1 thread, 8 microbatches",
+    { "ZB-H1", ours("gpt", 2, 1, "--micro 1 --parallel pipeline=2,schedule=zb_h1") },
+    { "1F1B", ours("gpt", 2, 1, "--micro 1 --parallel pipeline=2,schedule=1f1b") }, { "DDP", ours("gpt", 2, 1) },
+    claims = { { "of what bubble and stage times allow, ZB-H1", function(f) return f[1].step_us / f[1].ideal_us end, 1.07, "<=" },
+      { "of what bubble and stage times allow, 1F1B", function(f) return f[2].step_us / f[2].ideal_us end, 1.07, "<=" },
+      { "of 1F1B's step, ZB-H1", under(2), 1, "<=" }, { "of DDP's step, ZB-H1", under(3) } } },
   { name = "start", title = "start to the end of the first step, linear.lua, alone",
     { "dtrain", wall(build .. "/dtrain examples/linear.lua --steps 1 --quiet") },
     { "import torch", python and wall(python .. " -c 'import torch'") or nil },
@@ -132,7 +155,7 @@ for _, row in ipairs(rows) do
     print("\n" .. row.title)
     local runs, figures = {}, {}
     local most = 0
-    for i = 1, 4 do if row[i] and row[i][2] then most = i end end
+    for i = 1, 5 do if row[i] and row[i][2] then most = i end end
     for _ = 1, rounds do
       for i = 1, most do
         if row[i] and row[i][2] then
@@ -144,7 +167,7 @@ for _, row in ipairs(rows) do
     for i = 1, most do
       if runs[i] then
         figures[i] = {}
-        for _, key in ipairs { "step_us", "peak_mb", "plan_mb", "gflops" } do
+        for _, key in ipairs { "step_us", "peak_mb", "plan_mb", "gflops", "ideal_us" } do
           if runs[i][1][key] then
             local list = {}
             for k, r in ipairs(runs[i]) do list[k] = r[key] end

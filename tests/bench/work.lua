@@ -9,7 +9,8 @@ local args = dt.args {
   work = { default = "gpt", choices = { "gpt", "mlp4", "linear", "mlp128", "cnn" } },
   count = { default = 9, help = "groups of steps to time" },
   ranks = { default = 1, help = "for works whose batch is a rank's" },
-  precision = "f32", zero = 0,
+  precision = "f32",
+  micro = { default = 0, help = "samples of a microbatch; 0: a rank's whole part" },
 }
 
 local function cross_entropy(model, shape, optimizer)
@@ -51,10 +52,11 @@ local works = {
 local spec, group = works[args.work]()
 local warm = math.max(2, group // 4)
 spec.steps, spec.precision = warm + group * args.count, args.precision
-spec.parallel = { zero = args.zero }
+if args.micro > 0 then spec.batch = { global = spec.batch, micro = args.micro } end
 local engine = dt.engine(dt.job(spec))
 
 for _ = 1, warm do engine:step() end
+engine.exec:pipe_times()
 local times = {}
 for g = 1, args.count do
   local begin = core.now()
@@ -69,7 +71,23 @@ local function peak_mb()
     if kb then return tonumber(kb) / 1000 * 1.024 end
   end
 end
+-- A pipeline: what the schedule's bubble and the slowest stage's times allow, and the part of a step outside of it.
+local f, b, w = engine.exec:pipe_times()
+local ideal = 0
+if f then
+  local n = group * args.count * engine.loader:micros()[1]
+  local all = dt.all_gather(dt.tensor({ f / n, b / n, w / n }, "f64")):totable()
+  local slow, most = { 0, 0, 0 }, 0
+  for _, t in ipairs(all) do
+    most = math.max(most, t[1] + t[2] + t[3])
+    for k = 1, 3 do slow[k] = math.max(slow[k], t[k]) end
+  end
+  local scale = most / (slow[1] + slow[2] + slow[3]) -- stages whose parts differ: the busiest one's sum
+  local schedule = require "dtrain.strategy.pipeline".schedule(engine.job.parallel.p, engine.loader:micros()[1])
+  ideal = schedule:time(slow[1] * scale, slow[2] * scale, slow[3] * scale)
+end
 if dt.rank() == 0 then
+  if f then print(("RESULT_PIPE ideal_us=%.1f"):format(ideal * 1e6)) end
   print(("RESULT step_us=%.2f peak_mb=%.1f plan_mb=%.1f"):format(times[#times // 2 + 1] * 1e6, peak_mb(),
     engine.plan:memory().total / 1e6))
 end
