@@ -30,6 +30,8 @@ isa_portable :=
 isa_avx2     := -mavx2 -mfma -mf16c
 isa_avx512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
+# merged products and sums are written out there: an element must not depend on which of a loop's copies computes it
+kflags_vm := -ffp-contract=off
 
 MPI_SRC   := $(wildcard runtime/comm/mpi/*.c)
 CORE_SRC  := $(filter-out $(MPI_SRC),$(wildcard runtime/*.c runtime/*/*.c))
@@ -68,7 +70,7 @@ define isa_rule
 $(B)/o/$(1)/kernels/cpu/%.o: kernels/cpu/%.c $(B)/flags | $(B)/tools.ok
 	@mkdir -p $$(@D)
 	@echo "  cc $$< ($(1))"
-	$$(Q)$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(KFLAGS) $$(isa_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
+	$$(Q)$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(KFLAGS) $$(kflags_$$(*F)) $$(isa_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
 # which instruction sets the table chooser may refer to

@@ -26,6 +26,7 @@ static void process_end(int status, void *unused) {
   (void)unused;
   fflush(NULL);
   if (!proc.ctx) return;
+  if (status != 0) dt_trace_flush(proc.ctx->trace);
   if (status != 0 && proc.ctx->comm->size > 1) proc.ctx->comm->vt->abort(proc.ctx->comm, status & 255);
   dtl_exec_end();
   dtl_eager_clear();
@@ -87,6 +88,16 @@ static int l_ctx(lua_State *L) {
         L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
         proc.ctx->threads, (long long)threads, (long long)threads);
   proc.ctx->seed = proc.alone.seed = (uint64_t)seed;
+  return 0;
+}
+
+/* core.trace(path, first, last): dt_trace_open, once in a process */
+static int l_trace(lua_State *L) {
+  dt_err e = {0};
+  const char *path = dtl_text(L, "core.trace", 1, 1);
+  int64_t first = dtl_int(L, "core.trace", 2, 2), last = dtl_int(L, "core.trace", 3, 3);
+  dt_ctx *c = dtl_ctx(L);
+  if (!c->trace) DTL_TRY(L, &e, dt_trace_open(c, path, first, last, &e));
   return 0;
 }
 
@@ -211,6 +222,7 @@ void dtl_open_sys(lua_State *L) {
   static const luaL_Reg fn[] = {
       {"ctx", l_ctx},
       {"backend", l_backend},
+      {"trace", l_trace},
       {"rank", l_rank},
       {"size", l_size},
       {"local_rank", l_local_rank},

@@ -20,7 +20,13 @@ typedef struct dt_ctx {
   uint64_t seed;
   int execs;                   /* executors made on it so far */
   struct dt_ctx_group *groups; /* communicators opened so far */
+  struct dt_trace *trace;      /* what --trace writes; NULL: nothing */
 } dt_ctx;
+/* A timeline of training executors made ready from now on, of steps first..last (from 1), into one file that all ranks append to, for
+ * Perfetto and chrome://tracing. Collective; a file that cannot be written is an error on all ranks. dt_ctx_close completes it. */
+dt_status dt_trace_open(dt_ctx *c, const char *path, int64_t first, int64_t last, dt_err *e);
+void dt_trace_flush(struct dt_trace *t); /* what is still in memory; t may be NULL */
+void dt_trace_close(dt_ctx *c);          /* collective */
 /* The communicator of a group of the mesh, whose ranks are the world's; NULL when this rank is in none. Collective over the world at
  * its first use; the context owns it. */
 dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e);

@@ -89,6 +89,7 @@ dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e) {
 
 void dt_ctx_close(dt_ctx *c) {
   if (!c) return;
+  dt_trace_close(c);
   dt_pool_free(c->pool);
   for (struct dt_ctx_group *k = c->groups, *next; k; k = next) {
     next = k->next;

@@ -19,7 +19,8 @@ cli.own = {
   { "out", "string", "folder for metrics.jsonl and checkpoints" },
   { "resume", "string", "auto (newest checkpoint, if any) or a checkpoint's folder" },
   { "parallel", "string", "over the script's `parallel`: zero=2,recompute.every=2; none: nothing of it" },
-  { "trace", "string", "file for a timeline of the run" },
+  { "trace", "string", "file for a timeline of the run (Perfetto, chrome://tracing)" },
+  { "trace_steps", "string", "only these steps in it, as 10-12" },
   { "quiet", "boolean", "print errors only" },
   { "verbose", "boolean", "print the model, the plan's memory and every step" },
   { "help", "boolean", "this text" },
@@ -42,7 +43,7 @@ local function known_names()
   local out = {}
   for _, n in ipairs(cli.declared) do out[#out + 1] = "--" .. n:gsub("_", "-") end
   for _, list in ipairs { cli.own, extra } do
-    for _, row in ipairs(list) do out[#out + 1] = "--" .. row[1] end
+    for _, row in ipairs(list) do out[#out + 1] = "--" .. row[1]:gsub("_", "-") end
   end
   return out
 end
@@ -103,7 +104,7 @@ function cli.take(words, stop)
     else
       local row = row_of(name)
       if not row then unknown(words[i]) end
-      cli.given[name], i = cli.value(words, i, row[2], "--" .. row[1])
+      cli.given[name], i = cli.value(words, i, row[2], "--" .. row[1]:gsub("_", "-"))
     end
     i = i + 1
   end
@@ -173,7 +174,15 @@ function cli.options()
     if o.device == "cuda" then fail("--device cuda: the CUDA plug-in is not there; --device cpu works") end
     fail("--device %s is unknown; cpu and auto work", o.device)
   end
-  if o.trace then fail("--trace is not there yet; --verbose shows the time of each step") end
+  if o.trace == "" then fail("--trace wants the name of a file; --trace run.json would do") end
+  if o.trace_steps then
+    if not o.trace then fail("--trace-steps says which steps --trace writes; give --trace FILE, too") end
+    local a, b = o.trace_steps:match("^(%d+)%-?(%d*)$")
+    o.first_traced, o.last_traced = math.tointeger(tonumber(a)), math.tointeger(tonumber(b ~= "" and b or a))
+    if not o.first_traced or not o.last_traced or o.first_traced < 1 or o.last_traced < o.first_traced then
+      fail("--trace-steps wants steps from 1 on, as 10-12 or 10, got '%s'", o.trace_steps)
+    end
+  end
   if o.steps and o.epochs then fail("--steps and --epochs exclude each other; give one") end
   if o.quiet and o.verbose then fail("--quiet and --verbose exclude each other; give one") end
   return o
@@ -191,7 +200,7 @@ function cli.help_lines()
   local out = {}
   for _, list in ipairs { cli.own, extra } do
     for _, row in ipairs(list) do
-      local left = "--" .. row[1] .. (row[2] == "boolean" and "" or row[2] == "string" and " WORD" or " N")
+      local left = "--" .. row[1]:gsub("_", "-") .. (row[2] == "boolean" and "" or row[2] == "string" and " WORD" or " N")
       out[#out + 1] = ("  %-22s %s"):format(left, row[3])
     end
   end

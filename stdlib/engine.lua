@@ -131,6 +131,7 @@ function M.new(job)
   run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
   run.lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
   self.exec, self.eval_numbers, self.meet_number = M.executor(plans, run)
+  if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
   self.exec:ready()
   for _, name in ipairs(self.exec:names()) do -- the first common point
     local of = name:match "^state:outer%.(.*):anchor$"

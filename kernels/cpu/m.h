@@ -3,7 +3,9 @@
  * The float versions are branch-free straight code, so that gcc vectorises a loop over them for any instruction set.
  * Their error is at most 3e-7 relative (tests/c/test_kernels_a.c measures it); infinities, NaN, zeros and denormals
  * give what C's functions give. The double versions are libm's. No -ffast-math here: rounding constants rely on strict
- * order.
+ * order. Where a product and a sum round as one, m_fma says so: left to the compiler, a loop's vector body and its
+ * remainder may choose differently, and an element's bits would depend on where it lies (vm.c is compiled so that it
+ * does not choose).
  *
  * Sources: exp, sin, cos, small tanh: polynomials of Cephes (Moshier); log: the form of FreeBSD's e_logf.c; erf: a
  * minimax pair after N. Juffa. */
@@ -33,6 +35,21 @@ M_FN float m_sqrt_f32(float x) { return __builtin_sqrtf(x); }
 M_FN double m_sqrt_f64(double x) { return __builtin_sqrt(x); }
 M_FN float m_floor_f32(float x) { return __builtin_floorf(x); }
 M_FN double m_floor_f64(double x) { return __builtin_floor(x); }
+/* a b + c, rounded once where the instruction set can, else twice */
+M_FN float m_fma_f32(float a, float b, float c) {
+#ifdef __FP_FAST_FMAF
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+M_FN double m_fma_f64(double a, double b, double c) {
+#ifdef __FP_FAST_FMA
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 /* NaN wins, whichever operand it is */
 M_FN float m_min_f32(float a, float b) { return (a < b) | (a != a) ? a : b; }
 M_FN double m_min_f64(double a, double b) { return (a < b) | (a != a) ? a : b; }
@@ -44,15 +61,15 @@ M_FN float m_exp_f32(float x) {
   x = x > 89.0f ? 89.0f : x;
   x = x < -104.0f ? -104.0f : x;
   const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-  float t = x * 1.44269504088896341f + magic, n = t - magic;
-  float r = x - n * 0.693359375f - n * -2.12194440e-4f;
+  float t = m_fma_f32(x, 1.44269504088896341f, magic), n = t - magic;
+  float r = m_fma_f32(n, 2.12194440e-4f, m_fma_f32(n, -0.693359375f, x));
   float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  p = m_fma_f32(p, r, 1.3981999507e-3f);
+  p = m_fma_f32(p, r, 8.3334519073e-3f);
+  p = m_fma_f32(p, r, 4.1665795894e-2f);
+  p = m_fma_f32(p, r, 1.6666665459e-1f);
+  p = m_fma_f32(p, r, 5.0000001201e-1f);
+  p = m_fma_f32(p, r * r, r) + 1.0f;
   uint32_t k = m_u32(t) - m_u32(magic) + 254u, k1 = k >> 1, k2 = k - k1; /* both 52 .. 191 */
   return p * m_f32(k1 << 23) * m_f32(k2 << 23);
 }
@@ -65,9 +82,10 @@ M_FN float m_log_f32(float x) {
   float k = (float)((int32_t)(u >> 23) - 127) - (x < 1.17549435e-38f ? 23.0f : 0.0f);
   float f = m_f32((u & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
   float s = f / (2.0f + f), z = s * s, w = z * z;
-  float t1 = w * (0.40000972152f + w * 0.24279078841f), t2 = z * (0.66666662693f + w * 0.28498786688f);
+  float t1 = m_fma_f32(w, 0.24279078841f, 0.40000972152f), t2 = m_fma_f32(w, 0.28498786688f, 0.66666662693f);
   float h = 0.5f * f * f;
-  float r = s * (h + t1 + t2) + k * 9.0580006145e-6f - h + f + k * 6.9313812256e-1f;
+  float r = m_fma_f32(s, m_fma_f32(z, t2, m_fma_f32(w, t1, h)), k * 9.0580006145e-6f) - h + f;
+  r = m_fma_f32(k, 6.9313812256e-1f, r);
   r = (x == INFINITY) | (x != x) ? x : r;
   r = x == 0.0f ? -INFINITY : r;
   return x < 0.0f ? NAN : r;
@@ -77,11 +95,11 @@ M_FN double m_log_f64(double x) { return log(x); }
 M_FN float m_tanh_f32(float x) {
   float a = m_abs_f32(x), z = x * x;
   float p = -5.70498872745e-3f;
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  p = p * z * x + x;
+  p = m_fma_f32(p, z, 2.06390887954e-2f);
+  p = m_fma_f32(p, z, -5.37397155531e-2f);
+  p = m_fma_f32(p, z, 1.33314422036e-1f);
+  p = m_fma_f32(p, z, -3.33332819422e-1f);
+  p = m_fma_f32(p * z, x, x);
   float big = __builtin_copysignf(1.0f - 2.0f / (m_exp_f32(a + a) + 1.0f), x);
   return a < 0.625f ? p : big;
 }
@@ -89,20 +107,20 @@ M_FN double m_tanh_f64(double x) { return tanh(x); }
 
 M_FN float m_erf_f32(float x) {
   float t = m_abs_f32(x), s = x * x;
-  float r = -1.72853470e-5f * t + 3.83197126e-4f, u = -3.88396438e-3f * t + 2.42546219e-2f;
-  r = r * s + u;
-  r = r * t - 1.06777877e-1f;
-  r = r * t - 6.34846687e-1f;
-  r = r * t - 1.28717512e-1f;
-  r = r * t - t;
+  float r = m_fma_f32(-1.72853470e-5f, t, 3.83197126e-4f), u = m_fma_f32(-3.88396438e-3f, t, 2.42546219e-2f);
+  r = m_fma_f32(r, s, u);
+  r = m_fma_f32(r, t, -1.06777877e-1f);
+  r = m_fma_f32(r, t, -6.34846687e-1f);
+  r = m_fma_f32(r, t, -1.28717512e-1f);
+  r = m_fma_f32(r, t, -t);
   float big = __builtin_copysignf(1.0f - m_exp_f32(t > 10.0f ? -100.0f : r), x);
   float p = -5.96761703e-4f;
-  p = p * s + 4.99119423e-3f;
-  p = p * s - 2.67681349e-2f;
-  p = p * s + 1.12819925e-1f;
-  p = p * s - 3.76125336e-1f;
-  p = p * s + 1.28379166e-1f;
-  p = p * x + x;
+  p = m_fma_f32(p, s, 4.99119423e-3f);
+  p = m_fma_f32(p, s, -2.67681349e-2f);
+  p = m_fma_f32(p, s, 1.12819925e-1f);
+  p = m_fma_f32(p, s, -3.76125336e-1f);
+  p = m_fma_f32(p, s, 1.28379166e-1f);
+  p = m_fma_f32(p, x, x);
   return t > 0.927734375f ? big : p;
 }
 M_FN double m_erf_f64(double x) { return erf(x); }
@@ -110,18 +128,18 @@ M_FN double m_erf_f64(double x) { return erf(x); }
 /* x - n pi/2 is taken in double, pi/2 in two parts: good to |x| of some 10^6 (10^9 with fma) */
 M_FN float m_trig_f32(float x, uint32_t shift) {
   const double magic = 6755399441055744.0; /* 1.5 * 2^52 */
-  double t = (double)x * 0.63661977236758134308 + magic, n = t - magic;
-  double rd = (double)x - n * 1.57079632673412561417e+00 - n * 6.07710050650619224932e-11;
+  double t = m_fma_f64((double)x, 0.63661977236758134308, magic), n = t - magic;
+  double rd = m_fma_f64(n, -6.07710050650619224932e-11, m_fma_f64(n, -1.57079632673412561417e+00, (double)x));
   uint32_t q = (uint32_t)m_u64(t) + shift;
   float r = (float)rd, z = r * r;
   float s = -1.9515295891e-4f;
-  s = s * z + 8.3321608736e-3f;
-  s = s * z - 1.6666654611e-1f;
-  s = s * z * r + r;
+  s = m_fma_f32(s, z, 8.3321608736e-3f);
+  s = m_fma_f32(s, z, -1.6666654611e-1f);
+  s = m_fma_f32(s * z, r, r);
   float c = 2.443315711809948e-5f;
-  c = c * z - 1.388731625493765e-3f;
-  c = c * z + 4.166664568298827e-2f;
-  c = c * (z * z) - 0.5f * z + 1.0f;
+  c = m_fma_f32(c, z, -1.388731625493765e-3f);
+  c = m_fma_f32(c, z, 4.166664568298827e-2f);
+  c = m_fma_f32(c, z * z, -0.5f * z) + 1.0f;
   float y = q & 1 ? c : s;
   return m_f32(m_u32(y) ^ (q & 2) << 30);
 }
@@ -138,14 +156,14 @@ M_FN float m_pow_f32(float a, float b) {
   double m = m_f64((u & 0x000fffffffffffffu) + 0x3fe6a09e667f3bcdu);
   double s = (m - 1.0) / (m + 1.0), z = s * s;
   double l = 1.0 / 15;
-  l = l * z + 1.0 / 13;
-  l = l * z + 1.0 / 11;
-  l = l * z + 1.0 / 9;
-  l = l * z + 1.0 / 7;
-  l = l * z + 1.0 / 5;
-  l = l * z + 1.0 / 3;
-  l = l * z + 1.0;
-  l = k + s * l * 2.8853900817779268147; /* 2 / ln 2 */
+  l = m_fma_f64(l, z, 1.0 / 13);
+  l = m_fma_f64(l, z, 1.0 / 11);
+  l = m_fma_f64(l, z, 1.0 / 9);
+  l = m_fma_f64(l, z, 1.0 / 7);
+  l = m_fma_f64(l, z, 1.0 / 5);
+  l = m_fma_f64(l, z, 1.0 / 3);
+  l = m_fma_f64(l, z, 1.0);
+  l = m_fma_f64(s * l, 2.8853900817779268147, k); /* 2 / ln 2 */
   l = (x == (double)INFINITY) | (x != x) ? x : l;
   l = x == 0.0 ? -(double)INFINITY : l;
   double t = (double)b * l;
@@ -154,14 +172,14 @@ M_FN float m_pow_f32(float a, float b) {
   const double magic = 6755399441055744.0;
   double w = t + magic, r = (t - (w - magic)) * 0.69314718055994530942; /* |r| <= ln 2 / 2 */
   double e = 1.0 / 40320;
-  e = e * r + 1.0 / 5040;
-  e = e * r + 1.0 / 720;
-  e = e * r + 1.0 / 120;
-  e = e * r + 1.0 / 24;
-  e = e * r + 1.0 / 6;
-  e = e * r + 0.5;
-  e = e * r + 1.0;
-  e = e * r + 1.0;
+  e = m_fma_f64(e, r, 1.0 / 5040);
+  e = m_fma_f64(e, r, 1.0 / 720);
+  e = m_fma_f64(e, r, 1.0 / 120);
+  e = m_fma_f64(e, r, 1.0 / 24);
+  e = m_fma_f64(e, r, 1.0 / 6);
+  e = m_fma_f64(e, r, 0.5);
+  e = m_fma_f64(e, r, 1.0);
+  e = m_fma_f64(e, r, 1.0);
   float y = (float)(e * m_f64((m_u64(w) - m_u64(magic) + 1023u) << 52));
   y = (x == 1.0) | (b == 0.0f) ? 1.0f : y;
   /* a negative base: NaN unless b is an integer, minus when b is odd; from 2^24 on every float is an even integer */
@@ -187,6 +205,7 @@ M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
 #define m_pow(x, y) M_PICK_(m_pow, x)(x, y)
 #define m_min(x, y) M_PICK_(m_min, x)(x, y)
 #define m_max(x, y) M_PICK_(m_max, x)(x, y)
+#define m_fma(x, y, z) M_PICK_(m_fma, x)(x, y, z)
 #define m_gelu_tanh_bwd(x, y) M_PICK_(m_gelu_tanh_bwd, x)(x, y)
 #define m_silu_bwd(x, y) M_PICK_(m_silu_bwd, x)(x, y)
 
@@ -197,11 +216,11 @@ M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
     T x = b > 30 ? 30 : b;                                                                \
     x = x < -30 ? -30 : x;                                                                \
     T q = (T)0.044715 * x * x, s = 1 / (1 + m_exp((T)-1.5957691216057307 * x * (1 + q))); \
-    return a * (s + x * s * (1 - s) * (T)1.5957691216057307 * (1 + 3 * q));               \
+    return a * m_fma(x * s * (1 - s) * (T)1.5957691216057307, m_fma((T)3, q, (T)1), s);   \
   }                                                                                       \
   M_FN T m_silu_bwd_##suffix(T a, T b) {                                                  \
     T s = 1 / (1 + m_exp(-b));                                                            \
-    return a * s * (1 + b * (1 - s));                                                     \
+    return a * s * m_fma(b, 1 - s, (T)1);                                                 \
   }
 M_BWD_(float, f32)
 M_BWD_(double, f64)

@@ -5,7 +5,9 @@
  * the same for every element are computed once a call; contiguous operands of the compute type are read and written
  * where they lie; the rest goes through blocks. Each value of the program then has a slot, and an instruction is a
  * loop with four slots. Invariant: an output is only written where it lies when no later instruction reads memory that
- * it covers, so outputs may be the same memory as inputs.
+ * it covers, so outputs may be the same memory as inputs. An element's bits depend on its operands alone, not on where
+ * in a block it lies or which thread computes it: this file is compiled without contraction, and merged products are
+ * written as m_fma (tests/c/test_bits.c).
  *
  * Called by the executor through the table (run, prepare, release) and by products for their epilogues (k.h). */
 #include <limits.h>
@@ -187,13 +189,14 @@ static void v_values(const k_vm *v, const dt_vm *vm, v_code *code, v_value *val,
   free(reg);
 }
 
-/* A product that only a sum or a difference reads becomes one instruction with it: a block less to write and read. */
+/* A product that only a sum or a difference reads becomes one instruction with it: a block less to write and read. Also
+ * where it is the same everywhere, so that a space of one element is rounded as every other. */
 static void v_merge(const dt_vm *vm, v_code *code, const v_value *val) {
   for (int j = 0; j < vm->nins; j++) {
     v_code *s = &code[j];
     for (int k = 0; k < 2 && (s->op == DT_EW_add || s->op == DT_EW_sub); k++) {
       const v_value *x = &val[s->arg[k]];
-      if (x->def < 0 || x->scalar || x->reads > 1 || code[x->def].op != DT_EW_mul) continue;
+      if (x->def < 0 || x->reads > 1 || code[x->def].op != DT_EW_mul) continue;
       v_code *product = &code[x->def];
       *s = (v_code){s->op == DT_EW_add ? V_MULADD
                     : k == 0           ? V_MULSUB

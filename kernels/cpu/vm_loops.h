@@ -34,9 +34,9 @@
 #include "../elementwise.def"
 #undef EW
 #undef m_round
-V_ARITY_3(muladd, a *b + c)
-V_ARITY_3(mulsub, a *b - c)
-V_ARITY_3(nmuladd, c - a * b)
+V_ARITY_3(muladd, m_fma(a, b, c))
+V_ARITY_3(mulsub, m_fma(a, b, -c))
+V_ARITY_3(nmuladd, m_fma(-a, b, c))
 
 #define V_CAST(fname, ...) V_FN(fname, , pa[i], 0, 0, __VA_ARGS__)
 V_CAST(to_bool, (T)(a != 0))

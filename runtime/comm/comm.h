@@ -69,9 +69,13 @@ typedef struct dt_commjob {
   int root;
   dt_status (*call)(void *ctx, dt_err *e); /* DT_CJ_CALL */
   void *ctx;
+  const void *tag; /* the submitter's own, for dt_commq_watch */
+  int step, micro;
 } dt_commjob;
 dt_commq *dt_commq_new(dt_err *e);
 void dt_commq_free(dt_commq *q);
+/* After each job the communication thread calls done with its start and end (nanoseconds, CLOCK_MONOTONIC). Before the first job. */
+void dt_commq_watch(dt_commq *q, void (*done)(void *ctx, const dt_commjob *job, int64_t start, int64_t end), void *ctx);
 /* Submit a job (copied); returns its ticket, 1, 2, 3, ... No allocation: the ring holds 4096 jobs, then waits. */
 uint64_t dt_commq_submit(dt_commq *q, const dt_commjob *job);
 /* Wait until ticket's job is done; the first error of any job is returned by this and every later wait. */

@@ -28,6 +28,8 @@ struct dt_commq {
   dt_err err; /* of the first failed job; written before `failed` */
   pthread_t thread;
   dt_commq *next; /* list of live queues */
+  void (*done_fn)(void *ctx, const dt_commjob *job, int64_t start, int64_t end);
+  void *done_ctx;
   dt_commjob ring[RING];
 };
 
@@ -80,7 +82,9 @@ static void *work(void *arg) {
     if (!atomic_load_explicit(&q->failed, memory_order_relaxed)) {
       double start = dt_now();
       if (run(&q->ring[t % RING], &q->err)) atomic_store(&q->failed, true);
-      atomic_fetch_add(&q->busy_ns, (uint64_t)((dt_now() - start) * 1e9));
+      double end = dt_now();
+      atomic_fetch_add(&q->busy_ns, (uint64_t)((end - start) * 1e9));
+      if (q->done_fn) q->done_fn(q->done_ctx, &q->ring[t % RING], (int64_t)(start * 1e9), (int64_t)(end * 1e9));
     }
     set(&q->done, t);
   }
@@ -107,6 +111,10 @@ dt_commq *dt_commq_new(dt_err *e) {
   q->next = live, live = q;
   pthread_mutex_unlock(&live_lock);
   return q;
+}
+
+void dt_commq_watch(dt_commq *q, void (*done)(void *ctx, const dt_commjob *job, int64_t start, int64_t end), void *ctx) {
+  q->done_fn = done, q->done_ctx = ctx; /* the thread reads them behind the counter of the first job */
 }
 
 void dt_commq_free(dt_commq *q) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "exec.h"
+#include "trace.h"
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 enum { BIG = 4 << 20 };
@@ -250,10 +250,14 @@ static void unbind_one(dt_exec *x, bound *q) {
 }
 
 void dt_exec_unbind(dt_exec *x) {
+  dt_trace_detach(x, false);
   for (int k = 0; k < x->nplan; k++) {
     bound_plan *b = &x->b[k];
     for (int s = 0; b->seg && s < b->plan->nseg; s++) {
-      for (int i = 0; b->seg[s] && i < b->plan->seg[s].ins.n; i++) unbind_one(x, &b->seg[s][i]);
+      for (int i = 0; b->seg[s] && i < b->plan->seg[s].ins.n; i++) {
+        free((void *)b->seg[s][i].label);
+        unbind_one(x, &b->seg[s][i]);
+      }
       int others = b->more[s] ? (x->pipe->slots[(s - DT_SEG_FIXED) / 3] - 1) * b->nslotted[s] : 0;
       for (int i = 0; i < others; i++) unbind_one(x, &b->more[s][i]);
       free(b->seg[s]), free(b->more[s]);
@@ -263,6 +267,7 @@ void dt_exec_unbind(dt_exec *x) {
   }
   dt_pipe_free(x);
   dt_commq_free(x->queue);
+  dt_trace_detach(x, true);
   if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
   drop_memory(x->arena, x->arena_bytes);
   free(x->ticket), free(x->names), free(x->kept), free(x->field_of);

@@ -2,7 +2,7 @@
  *
  * Invariant: whatever decides the course of a step (count, loss, overflow) has been reduced over all ranks before it is looked at, so
  * all ranks take the same branch. */
-#include "exec.h"
+#include "trace.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -109,6 +109,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   for (int i = 1; fault && i < (int)(sizeof faults / sizeof *faults); i++)
     if (!strcmp(fault, faults[i])) x->fault = i;
   DT_TRY(dt_exec_bind(x, e));
+  dt_trace_attach(x);
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
   if (together) DT_TRY(share_values(x, e));
@@ -165,6 +166,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
     const dt_instr *ins = q->ins;
     if ((ins->flags & DT_NODE_LAST_MICRO) && !last) continue;
     if (slot && q->slotted >= 0) q = &b->more[seg][(slot - 1) * b->nslotted[seg] + q->slotted];
+    int64_t start = x->tracing ? dt_trace_clock() : 0, begun = start;
     switch (ins->kind) {
       case DT_I_CLEAR: /* sums that this rank has begun stay */
         if (comm_only && (first || (ins->flags & DT_NODE_WIRE)))
@@ -182,25 +184,33 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
           p->seconds += dt_now();
           p->calls++;
         }
+        if (x->tracing) dt_trace_ran(x, q, start);
         if (x->pipe && x->pipe->look) notice(x->pipe, q);
         break;
       case DT_I_SEND:
         if (!comm_only) DT_TRY(dt_pipe_send(x, b, q, e));
+        if (!comm_only && x->tracing) dt_trace_ran(x, q, start);
         break;
       case DT_I_RECV:
         if (!comm_only) DT_TRY(dt_pipe_recv(x, b, q, e));
+        if (!comm_only && x->tracing) dt_trace_ran(x, q, start);
         break;
       case DT_I_COMM:
         if (q->copy) memcpy(q->call.out[0].p, q->call.in[0].p, q->copy);
         if (ins->ticket) {
+          q->job.tag = x->tracing ? q->label : NULL, q->job.step = (int)x->trace_step;
+          q->job.micro = ins->phase == DT_UPD ? -1 : x->tick.micro;
           x->ticket[ins->ticket] = x->last_ticket = dt_commq_submit(x->queue, &q->job);
         } else {
           DT_TRY(drain(x, e));
+          if (x->tracing) begun = dt_trace_clock();
           DT_TRY(dt_comm_run(&q->job, e));
+          if (x->tracing) dt_trace_met(x, q, start, begun);
         }
         break;
       case DT_I_WAIT:
         if (x->ticket[ins->ticket]) DT_TRY(dt_commq_wait(x->queue, x->ticket[ins->ticket], e));
+        if (x->tracing) dt_trace_ran(x, q, start);
         break;
     }
   }
@@ -359,11 +369,16 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   x->now.begun = dt_now();
   x->now.micro = 0;
   x->now.stats[0] = x->now.stats[1] = 0;
+  x->now.start = dt_trace_begins(x, x->state.step + 1) ? dt_trace_clock() : 0;
   DT_TRY(dt_loader_next(l, &x->now.batch, e));
+  if (x->tracing) dt_trace_span(x, "next batch", -1, -1, x->now.start);
   x->now.micros = x->b[0].plan->lockstep ? (int)x->now.batch.most : x->now.batch.nmicro;
   if (!x->now.micros) x->now.micros = 1;
   *micros = x->now.batch.count ? x->now.micros : 0;
-  if (!*micros) return DT_OK; /* the data is over */
+  if (!*micros) { /* the data is over */
+    dt_trace_ends(x);
+    return DT_OK;
+  }
   x->tick.step = x->state.step;
   write_hypers(x, 0);
   return whole(x, &x->b[0], 0, true, true, e);
@@ -373,6 +388,7 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
 static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
   const dt_batch *batch = &x->now.batch;
   int m = x->now.micro;
+  if (x->tracing) x->now.micro_start = dt_trace_clock();
   x->tick.micro = m;
   x->now.plan = &x->b[0];
   if (m >= batch->nmicro) { /* zero gradients: the plan's own instructions clear them */
@@ -411,11 +427,14 @@ dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count,
   *count = empty ? 0 : x->now.plan->stats[1];
   *loss = *count > 0 ? x->now.plan->stats[0] / *count : 0;
   add_stats(x);
+  if (x->tracing) dt_trace_span(x, "forward of microbatch", x->now.micro, x->now.micro, x->now.micro_start);
   return DT_OK;
 }
 
 dt_status dt_exec_backward(dt_exec *x, dt_err *e) {
+  int64_t start = x->tracing ? dt_trace_clock() : 0;
   DT_TRY(piece(x, backward_at(x->now.plan), x->now.plan->plan->seg[1].ins.n, e));
+  if (x->tracing) dt_trace_span(x, "backward of microbatch", x->now.micro, x->now.micro, start);
   x->now.micro++;
   return DT_OK;
 }
@@ -430,6 +449,7 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
     DT_TRY(begin_micro(x, l, e));
     DT_TRY(piece(x, 0, x->now.plan->plan->seg[1].ins.n, e));
     add_stats(x);
+    if (x->tracing) dt_trace_span(x, "microbatch", x->now.micro, x->now.micro, x->now.micro_start);
   }
   return dt_exec_finish(x, l, info, e);
 }
@@ -447,9 +467,12 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .lr = lr_now(x),
                          .loss_scale = x->state.loss_scale};
   if (c->size > 1) {
+    int64_t start = x->tracing ? dt_trace_clock() : 0;
     DT_TRY(drain(x, e));
+    if (x->tracing) dt_trace_span(x, "wait for gradients", -1, -1, start), start = dt_trace_clock();
     if (!x->tells) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
+    if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
     if (!main->plan->spec.independent) DT_TRY(share_buffers(x, e));
   }
   int replicas = main->plan->spec.apart ? dt_mesh_size(&main->plan->g->mesh, "data") : 1; /* that step by themselves */
@@ -460,6 +483,7 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
   write_hypers(x, x->inv_count);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;
+  int64_t update = x->tracing ? dt_trace_clock() : 0;
   DT_TRY(dt_exec_segment(x, main, 2, 0, split, true, true, false, 0, e));
   if (main->plan->g->norm >= 0) {
     dt_value *v = &main->plan->g->val.p[main->plan->g->norm];
@@ -485,13 +509,18 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
       x->state.hysteresis = x->o.hysteresis;
     }
   }
+  info->seconds = dt_now() - x->now.begun;
+  if (x->tracing) {
+    dt_trace_span(x, "update", -1, -1, update);
+    dt_trace_span(x, "step", x->state.step + 1, -1, x->now.start);
+  }
   x->state.step++;
   x->state.samples += batch->count;
-  info->seconds = dt_now() - x->now.begun;
+  dt_trace_ends(x);
   return DT_OK;
 }
 
-dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e) {
+static dt_status evaluate(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e) {
   dt_batch batch;
   for (int i = 0; i < nsums; i++) sums[i] = 0;
   x->tick.step = x->state.step;
@@ -541,6 +570,15 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
   return DT_OK;
 }
 
+dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e) {
+  bool outer = x->tracing; /* between the pieces of a step */
+  int64_t start = outer || dt_trace_begins(x, x->state.step) ? dt_trace_clock() : 0;
+  DT_TRY(evaluate(x, numbers, n, l, sums, nsums, e));
+  if (x->tracing) dt_trace_span(x, "evaluation", -1, -1, start);
+  if (!outer) dt_trace_ends(x);
+  return DT_OK;
+}
+
 dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e) {
   bound_plan *b = &x->b[number];
   if (nin != b->plan->g->input.n)
@@ -554,8 +592,13 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
     if (dt_nbytes(&in[i].t)) memcpy(b->input[i].p, in[i].p, (size_t)dt_nbytes(&in[i].t));
   }
   x->tick.nsample = 0;
+  bool outer = x->tracing;
+  int64_t start = outer || dt_trace_begins(x, x->state.step) ? dt_trace_clock() : 0;
   for (int s = 0; s < DT_SEG_FIXED; s++) DT_TRY(whole(x, b, s, true, true, e));
-  return drain(x, e);
+  DT_TRY(drain(x, e));
+  if (x->tracing) dt_trace_span(x, "between steps", -1, -1, start);
+  if (!outer) dt_trace_ends(x);
+  return DT_OK;
 }
 
 dt_view dt_exec_output(dt_exec *x, int number, int i) { return x->b[number].output[i]; }

@@ -22,6 +22,7 @@ typedef struct bound { /* an instruction with its pointers */
   int slotted;    /* its place among the segment's instructions that touch a slot, -1: it touches none */
   double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
+  const char *label; /* its part of a line of the trace, NULL: it has none */
 } bound;
 typedef struct bound_plan {
   dt_plan *plan;
@@ -78,6 +79,7 @@ typedef struct pipe { /* of a rank on the axis "pipeline" */
   const bound *bad;
   int bad_out, bad_stage;
 } pipe;
+typedef struct dt_trace dt_trace;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
@@ -101,12 +103,16 @@ struct dt_exec {
   struct {       /* the step under way */
     dt_batch batch;
     double begun, stats[2];
+    int64_t start, micro_start; /* for the trace */
     int micro, micros; /* the microbatch at hand; how many this rank takes part in */
     bound_plan *plan;  /* of that microbatch */
   } now;
   double inv_count;  /* what the last step's gradients were multiplied by */
   int fault;         /* DT_FAULT, for tests */
   pipe *pipe;        /* NULL: none */
+  dt_trace *trace;   /* NULL: none */
+  bool tracing;      /* this step is in it */
+  int64_t trace_step; /* its number there */
   bool tells;        /* its loss, statistics and metrics are the ones that count: once for each part of the data */
   dt_comm *replicas; /* ranks that have the same part of the model: they differ on the axis "data" alone */
 };

@@ -442,10 +442,10 @@ static void test_embedding(int dtype, int ids, int64_t rows, int64_t d, int64_t 
   double *g = get_mem((size_t)(rows * d + 1) * sizeof *g);
   for (int64_t i = 0; i < rows * d; i++) g[i] = acc ? get(&gw, i) : 0;
   for (int64_t i = 0; i < n * d; i++) g[(int64_t)get(&id, i / d) * d + i % d] += get(&gy, i);
-  call(DT_OP_embedding, 2, in, 1, &y, NULL, NULL, 0);
+  call(DT_OP_embedding, 2, in, 1, &y, LIST(I(-1)), NULL, 0);
   for (int64_t i = 0; i < n * d; i++) same("embedding", &y, i, get(&w, (int64_t)get(&id, i / d) * d + i % d), 0);
   in[1] = gy;
-  call(DT_OP_embedding_bwd, 2, in, 1, &gw, LIST(I(rows)), NULL, acc ? DT_CALL_ACC0 : 0);
+  call(DT_OP_embedding_bwd, 2, in, 1, &gw, LIST(I(rows), I(-1)), NULL, acc ? DT_CALL_ACC0 : 0);
   all_same("embedding_bwd", &gw, g, 4 + (double)(n / rows) / 4);
 }
 static void test_gather(int dtype, int dim) {
