@@ -407,8 +407,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   if (g->level != DT_TRACED) return dt_fail(e, DT_EBUG, NULL, "place: the graph is %s", dt_level_name[g->level]);
   placer p = {.g = g, .s = s, .e = e, .nv = g->val.n};
   bool said = false; /* a script's own placements go, whatever the mesh */
-  for (int i = 0; i < g->param.n; i++)
-    g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
+  for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] > 1 && strcmp(g->mesh.name[a], "data") && strcmp(g->mesh.name[a], "pipeline"))
       p.axis[p.naxes++] = a;
