@@ -108,12 +108,12 @@ static dt_val scatter(placer *p, int a, dt_val v, int dim, const char *reason) {
   t.dim[dim] = len;
   return dt_reshape(g, x, t.nd, t.dim);
 }
-/* R -> S(dim) */
-static dt_val take(placer *p, int a, dt_val v, int dim) {
+/* R -> S(dim). gathered: the value was gathered to be cut another way, and the gather's gradient sums the parts. */
+static dt_val take(placer *p, int a, dt_val v, int dim, bool gathered) {
   dt_graph *g = p->g;
   dt_type t = *dt_type_of(g, v);
   int64_t n = ranks(p, a), len = part_of(t.dim[dim], (int)n), c = coord(p, a);
-  v = enter(p, v, 1 << a);
+  if (!gathered) v = enter(p, v, 1 << a);
   if (len * n != t.dim[dim]) {
     dt_attr at[DT_MAX_ATTR] = {{0}};
     at[0].i = at[1 + DT_MAX_DIM].i = t.nd;
@@ -122,14 +122,14 @@ static dt_val take(placer *p, int a, dt_val v, int dim) {
   }
   return slice(p, v, dim, c * len, (c + 1) * len);
 }
-/* the same for each segment of the dim */
-static dt_val by_segment(placer *p, int a, dt_val v, int dim, const dt_segs *s, bool to_whole, bool partial) {
+/* the same for each segment of the dim (flag: gather's `partial`, take's `gathered`) */
+static dt_val by_segment(placer *p, int a, dt_val v, int dim, const dt_segs *s, bool to_whole, bool flag) {
   dt_val out[8];
   int64_t at = 0;
   for (int i = 0; i < s->n; i++) {
     int64_t len = to_whole ? s->size[i] / ranks(p, a) : s->size[i];
     dt_val x = slice(p, v, dim, at, at + len);
-    out[i] = to_whole ? gather(p, a, x, dim, s->size[i], partial) : take(p, a, x, dim);
+    out[i] = to_whole ? gather(p, a, x, dim, s->size[i], flag) : take(p, a, x, dim, flag);
     at += len;
   }
   return joined(p, out, s->n, dim);
@@ -145,7 +145,8 @@ static dt_val convert(placer *p, int a, dt_val v, const dt_type *whole, dt_place
     if (to.kind == DT_R) *enters = false; /* its gradient is reduced by the gather's */
   }
   if (to.kind == DT_S)
-    v = to.segs ? by_segment(p, a, v, to.dim, &p->g->segs.p[to.segs - 1], false, false) : take(p, a, v, to.dim);
+    v = to.segs ? by_segment(p, a, v, to.dim, &p->g->segs.p[to.segs - 1], false, from.kind == DT_S)
+                : take(p, a, v, to.dim, from.kind == DT_S);
   return v;
 }
 
