@@ -79,7 +79,8 @@ local function parallel_of(r)
   if schedule then add("schedule", schedule) end
   add("recompute", r.recompute)
   -- interleaved stages want a number of microbatches that the stages divide
-  local micros = r.accumulation > 1 and schedule == "interleaved" and 4 or r.accumulation
+  local micros = r.accumulation
+  if schedule == "interleaved" then micros = micros + -micros % stages(r) end
   return table.concat(out, ","), -(-24 // (r.data * micros))
 end
 
