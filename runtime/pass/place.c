@@ -28,6 +28,7 @@ typedef struct placer {
   int axis[DT_MAX_AXES], naxes;
   DT_VEC(memo) memo;
   const char *op; /* of the node being placed, for reasons */
+  bool divided;   /* a sequence was */
 } placer;
 
 static int ranks(const placer *p, int a) { return p->g->mesh.size[a]; }
@@ -200,6 +201,7 @@ static dt_status resolve(placer *p, int a, dt_val *v, dt_place place, const char
   memcpy(now, g->val.p[*v].place, sizeof now);
   *v = sequence ? scatter(p, a, *v, 1, reason) : communicate(p, DT_OP_all_reduce, a, *v, place.red, false, reason);
   now[a] = to;
+  p->divided |= sequence;
   memcpy(g->val.p[*v].place, now, sizeof now);
   return DT_OK;
 }
@@ -271,9 +273,11 @@ static dt_status visit(placer *p, dt_nid id) {
     if (n.op == DT_OP_place && n.attr[0].i == a) {
       int64_t len = n.attr[1].i ? in_t[0].dim[n.attr[2].i] : 0;
       if (len % ranks(p, a))
-        st = dt_fail(p->e, DT_EUSER, where,
-                     "place: dim %lld has %lld elements, which do not divide among the %d ranks of axis \"%s\"",
-                     (long long)n.attr[2].i, (long long)len, ranks(p, a), g->mesh.name[a]);
+        st = dt_fail(
+            p->e, DT_EUSER, where,
+            "place: dim %lld has %lld elements, which do not divide among the %d ranks of axis \"%s\"; %lld would",
+            (long long)n.attr[2].i, (long long)len, ranks(p, a), g->mesh.name[a],
+            (long long)(len + ranks(p, a) - len % ranks(p, a)));
       want[0] = c.out[0] = (dt_place){.kind = n.attr[1].i ? DT_S : DT_R, .dim = (uint8_t)n.attr[2].i};
     }
     for (int k = 0; k < n.nin; k++) {
@@ -398,6 +402,11 @@ static dt_status place_all(placer *p, int n0) {
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
   p->op = "a result";
+  if (p->s->sequence && !p->divided)
+    return dt_fail(
+        p->e, DT_EUSER, NULL,
+        "parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is "
+        "divided by its inputs; this model has none, sequence = false works");
   if (g->loss >= 0) g->loss = get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = get(p, g->output.p[i], whole, 0);

@@ -17,6 +17,17 @@ end
 
 function T.axis(p) return "tensor", p.tensor end
 
+local function check_heads(n, ranks)
+  if not n.heads then return end
+  local q, k = n.heads[1], n.heads[2]
+  if q % ranks ~= 0 or k % ranks ~= 0 then
+    local fits = {}
+    for d = 1, math.min(q, k) do if q % d == 0 and k % d == 0 then fits[#fits + 1] = d end end
+    util.fail("dt.job: parallel: attention with %d heads and %d key/value heads does not divide by tensor = %d; tensor = %s would",
+      q, k, ranks, table.concat(fits, " or "))
+  end
+end
+
 function T.place(graph, p)
   if p.tensor == 1 then return end
   local nodes, by = graph:nodes(), {} -- by: the dim of its weight along which a product is divided
@@ -35,6 +46,7 @@ function T.place(graph, p)
     local free = found and #found > 0 and products.only(users, between, i)
     for _, f in ipairs(found or {}) do free = free and by[f] == nil end
     if free then
+      for id in util.sorted(between) do check_heads(nodes[id], p.tensor) end
       for _, f in ipairs(found) do divide(f, 0) end
       divide(i, 1)
     end
