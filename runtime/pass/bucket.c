@@ -328,7 +328,8 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
     to[g->share.p[i].val] = fp, shift[g->share.p[i].val] = l->bucket[g->share.p[i].bucket].store;
   for (dt_nid i = 0; i < g->node.n; i++) { /* joined: a bucket's gradients, the shares of a bucket after the update */
     const dt_node *n = &g->node.p[i];
-    bool shares = n->phase == DT_UPD && n->flags & DT_NODE_OWN; /* else gradients, in the update where several chunks make them */
+    bool shares = n->phase == DT_UPD &&
+                  n->flags & DT_NODE_OWN; /* else gradients, in the update where several chunks make them */
     if (n->op == DT_OP_pack && !shares && fg >= 0) to[n->out[0]] = fg, shift[n->out[0]] = n->attr[0].i;
     if (n->op != DT_OP_all_gather || dt_node_of(g, n->in[0])->op != DT_OP_pack) continue;
     const dt_node *p = dt_node_of(g, n->in[0]);

@@ -36,7 +36,9 @@ for _, how in ipairs { "sum", "mean", "max", "min", "norm" } do
   end
 end
 case("argmax", { { 6, 12 } }, function(t) return t[1]:argmax { dim = 1 } + 0 * t[1]:sum(1) end)
-case("argmax_first", { { 6, 12 } }, function(t) return t[1]:argmax { dim = 0, keepdim = true } + 0 * t[1]:sum { dims = { 0 }, keepdim = true } end)
+case("argmax_first", { { 6, 12 } }, function(t)
+  return t[1]:argmax { dim = 0, keepdim = true } + 0 * t[1]:sum { dims = { 0 }, keepdim = true }
+end)
 case("variance", { { 6, 12 } }, function(t)
   local d = t[1] - t[1]:mean { dims = { 1 }, keepdim = true }
   return (d * d):mean { dims = { 1 } }

@@ -3,7 +3,8 @@ local support = require "support"
 
 local cases = { -- script, ranks, words that make it short, what explain shows
   { "zero3", 2, "--steps 2", "reduce_scatter data" }, { "tensor_sequence", 2, "--steps 2", "reduce_scatter tensor" },
-  { "pipeline_own_schedule", 4, "--steps 2", "stage 0  F1 F2 F3 F4 F5 F6 F7" }, { "gradient_hook", 2, "--steps 3", "the script's hook" },
+  { "pipeline_own_schedule", 4, "--steps 2", "stage 0  F1 F2 F3 F4 F5 F6 F7" },
+  { "gradient_hook", 2, "--steps 3", "the script's hook" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
 }
 
