@@ -75,7 +75,8 @@ function Strategy:mesh(ranks)
   if p.data == "auto" then
     if ranks % others ~= 0 then
       local low = ranks // others * others
-      util.fail("dt.job: parallel: %d ranks do not divide by %s = %d; %s%d ranks would", ranks, product, others,
+      util.fail("dt.job: parallel: %d rank%s not divide by %s = %d; %s%d ranks would", ranks,
+        ranks == 1 and " does" or "s do", product, others,
         low > 0 and low .. " or " or "", low + others)
     end
     size.data = ranks // others

@@ -66,7 +66,7 @@ case("steps and epochs", { more = "epochs = 2,", line = "job", says = "both step
 case("zero batch", { batch = "0", line = "job", says = "batch.*at least 1" })
 case("fractional batch", { batch = "2.5", line = "job", says = "batch.*whole number" })
 case("micro above global", { batch = "{ global = 4, micro = 8 }", line = "job", says = "micro 8 is more than global 4" })
-case("tensor parallelism", { more = "parallel = { tensor = 2 },", line = "job", says = "1 ranks do not divide by tensor 2 = 2; 2 ranks would" })
+case("tensor parallelism", { more = "parallel = { tensor = 2 },", line = "job", says = "1 rank does not divide by tensor 2 = 2; 2 ranks would" })
 case("another number of ranks than asked for", { more = "parallel = { data = 4 },", line = "job", says = "data = 4.*mpirun %-n 4", ranks = 2 })
 case("warm-up longer than the run", { more = "schedule = optim.warmup_cosine { warmup = 20, total = 10 },", line = "more",
   says = "total 10 must be more than warmup 20" })
