@@ -290,6 +290,16 @@ static int g_between(lua_State *L) {
   return 0;
 }
 
+/* The names of the mesh's axes, for a message. */
+static const char *axes_of(lua_State *L, const dt_graph *g) {
+  lua_pushliteral(L, "");
+  for (int a = 0; a < g->mesh.naxes; a++) {
+    lua_pushfstring(L, "%s%s%s", lua_tostring(L, -1), a ? ", " : "", g->mesh.name[a]);
+    lua_remove(L, -2);
+  }
+  return lua_tostring(L, -1);
+}
+
 /* g:collective(op, symbol, axes, { red = "sum" | "max" | "min" | "mean", part = }) -> symbol; axes: a list of the mesh's names. In
  * hooks only: what forward needs of other ranks the strategies insert. */
 static int g_collective(lua_State *L) {
@@ -316,7 +326,7 @@ static int g_collective(lua_State *L) {
     lua_rawgeti(L, 4, k);
     const char *axis = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
     int a = dt_mesh_axis(&b->g->mesh, axis);
-    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'", name, axis);
+    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'; it has %s", name, axis, axes_of(L, b->g));
     group.axes |= 1 << a;
     lua_pop(L, 1);
   }
@@ -371,6 +381,11 @@ static dt_place read_place(lua_State *L, const char *fn, const char *axis, int i
   return (dt_place){.kind = DT_S, .dim = (uint8_t)d};
 }
 
+_Noreturn static void fixed_axis(lua_State *L, const char *fn, const char *name) {
+  dtl_fail(L, "%s: the axis \"%s\" divides %s by itself; place tensors on another axis", fn, name,
+           *name == 'd' ? "samples" : "stages");
+}
+
 /* The axes of the table at index i in the mesh's order, each with its placement: calls add for each. */
 static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const dt_type *t,
                         void (*add)(void *ctx, int axis, dt_place p), void *ctx) {
@@ -380,9 +395,7 @@ static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const
     const char *name = b->g->mesh.name[a];
     if (lua_getfield(L, i, name) != LUA_TNIL) {
       known++;
-      if (!strcmp(name, "data") || !strcmp(name, "pipeline"))
-        dtl_fail(L, "%s: the axis \"%s\" divides %s by itself; place tensors on another axis", fn, name,
-                 *name == 'd' ? "samples" : "stages");
+      if (!strcmp(name, "data") || !strcmp(name, "pipeline")) fixed_axis(L, fn, name);
       add(ctx, a, read_place(L, fn, name, lua_gettop(L), t));
     }
     lua_pop(L, 1);
@@ -390,14 +403,22 @@ static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const
   lua_pushnil(L);
   while (lua_next(L, i)) lua_pop(L, 1), given++; /* counts only */
   if (known == given) return;
-  lua_pushnil(L); /* the first in the alphabet that is no axis: an axis of size 1 is none of the mesh's */
+  static const char *const usual[] = {"tensor", "data", "pipeline"};
+  for (int k = 0; k < 3; k++) { /* an axis of size 1 is none of the mesh's: what it says is checked all the same */
+    if (dt_mesh_axis(&b->g->mesh, usual[k]) >= 0) continue;
+    if (lua_getfield(L, i, usual[k]) != LUA_TNIL) {
+      if (k) fixed_axis(L, fn, usual[k]);
+      read_place(L, fn, usual[k], lua_gettop(L), t);
+    }
+    lua_pop(L, 1);
+  }
+  lua_pushnil(L); /* the first in the alphabet that is no axis */
   const char *worst = NULL;
   while (lua_next(L, i)) {
     const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
     if (dt_mesh_axis(&b->g->mesh, name) < 0 && (!worst || strcmp(name, worst) < 0)) worst = name;
     lua_pop(L, 1);
   }
-  static const char *const usual[] = {"tensor", "data", "pipeline"};
   for (int k = 0; worst && k < 3; k++)
     if (!strcmp(worst, usual[k])) return;
   const char *near = dt_nearest(worst, usual, 3);
@@ -409,7 +430,7 @@ static void place_param(void *ctx, int axis, dt_place p) { ((dt_value *)ctx)->pl
 
 /* g:place(parameter's name, { axis = "R" | "S(dim)" } [, padded]): where it lies; before g:localize */
 static int g_place(lua_State *L) {
-  static const char fn[] = "graph:place";
+  static const char fn[] = "place";
   dtl_graph *b = check_graph(L, fn);
   only_traced(L, fn, b->g);
   const char *name = dtl_text(L, fn, 1, 2);
@@ -418,7 +439,7 @@ static int g_place(lua_State *L) {
     if (strcmp(p->name, name)) continue;
     dt_type t = *dt_type_of(b->g, p->val);
     read_places(L, fn, b, 3, &t, place_param, &b->g->val.p[p->val]);
-    p->padded |= lua_toboolean(L, 4);
+    p->placed = true, p->padded |= lua_toboolean(L, 4);
     return 0;
   }
   dtl_fail(L, "%s: there is no parameter '%s'", fn, name);
@@ -466,8 +487,8 @@ static int g_localize(lua_State *L) {
   return 0;
 }
 
-/* g:nodes() -> list of { op =, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, placed = whether it
- * was said where it lies } */
+/* g:nodes() -> list of { op =, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, heads = {
+ * queries, keys } of attention, placed = whether it was said where it lies } */
 static int g_nodes(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:nodes");
   lua_createtable(L, b->g->node.n, 0);
@@ -483,6 +504,14 @@ static int g_nodes(lua_State *L) {
       lua_rawseti(L, -2, k + 1);
     }
     lua_setfield(L, -2, "inputs");
+    if (n->op == DT_OP_attention) {
+      lua_createtable(L, 2, 0);
+      for (int k = 0; k < 2; k++) {
+        lua_pushinteger(L, dt_type_of(b->g, n->in[k])->dim[n->attr[2].i ? 2 : 1]);
+        lua_rawseti(L, -2, k + 1);
+      }
+      lua_setfield(L, -2, "heads");
+    }
     if (dt_op(n->op)->flags & OP_LEAF && v->name) {
       lua_pushstring(L, v->name);
       lua_setfield(L, -2, "name");
@@ -493,11 +522,10 @@ static int g_nodes(lua_State *L) {
       lua_rawseti(L, -2, d + 1);
     }
     lua_setfield(L, -2, "shape");
-    for (int a = 0; a < b->g->mesh.naxes; a++)
-      if (v->place[a].kind == DT_S) {
+    for (int k = 0; n->op == DT_OP_param && k < b->g->param.n; k++)
+      if (b->g->param.p[k].val == n->out[0] && b->g->param.p[k].placed) {
         lua_pushboolean(L, 1);
         lua_setfield(L, -2, "placed");
-        break;
       }
     lua_rawseti(L, -2, i + 1);
   }

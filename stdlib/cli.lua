@@ -143,7 +143,11 @@ end
 function cli.parallel(given)
   local text = cli.peek("parallel", "string")
   if not text then return given end
-  if text == "none" then return {} end
+  if text == "none" then -- the axes of a script's own strategies stay known, with one rank
+    return { strategies = given.strategies and util.map(given.strategies, function(s)
+      return { name = s.name, options = s.options, axis = s.axis and function(p) return (s.axis(p)), 1 end }
+    end) }
+  end
   local out = util.copy(given)
   for key, v in util.sorted(out) do
     if type(v) == "table" and getmetatable(v) == nil then out[key] = util.copy(v) end

@@ -139,6 +139,7 @@ function util.show(v)
   local meta = getmetatable(v)
   if type(v) == "string" then return ("%q"):format(v) end
   if type(v) == "table" and not (type(meta) == "table" and meta.__tostring) then
+    if next(v) == nil then return "{}" end
     if #v > 0 and #v <= 8 then return "{" .. table.concat(util.map(v, util.show), ", ") .. "}" end
     return "a table"
   end

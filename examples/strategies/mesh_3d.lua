@@ -1,6 +1,6 @@
 -- Three axes at once: 2 pipeline stages x 2 data replicas x 2 tensor ranks, with ZeRO-1 on the data axis.
 --   mpirun --oversubscribe -n 8 dtrain examples/strategies/mesh_3d.lua
---   dtrain explain examples/strategies/mesh_3d.lua --ranks 8 --rank 5     what one rank sends, over which axis, and why
+--   dtrain explain examples/strategies/mesh_3d.lua --ranks 8              what rank 0 sends, over which axis, and why
 --   dtrain check examples/strategies/mesh_3d.lua --ranks 8                the proof that it equals one process
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data

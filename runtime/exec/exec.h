@@ -40,7 +40,7 @@ typedef struct bound_plan {
 typedef struct dt_kept {
   dt_type t, local; /* of the whole, and of this rank's part where tensor parallelism cuts it (`cut`) */
   bool cut;
-  bool away; /* in a pipeline: only ranks of other stages have it, the first of them at coordinate `owner` */
+  bool away;  /* in a pipeline: only ranks of other stages have it, the first of them at coordinate `owner` */
   bool grads; /* a parameter that gets a gradient */
   int owner;
   dt_view v;

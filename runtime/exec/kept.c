@@ -42,15 +42,16 @@ void dt_exec_list(dt_exec *x) {
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     dt_view v = dt_exec_view(x, 0, p->val);
-    add(x, p->name, (dt_kept){.grads = p->grad >= 0,
-                              .t = p->whole,
-                              .local = p->full,
-                              .v = v,
-                              .part = p->val == p->own,
-                              .begin = p->own_begin,
-                              .len = p->own_len,
-                              .param = i,
-                              .cut = p->is_cut});
+    add(x, p->name,
+        (dt_kept){.grads = p->grad >= 0,
+                  .t = p->whole,
+                  .local = p->full,
+                  .v = v,
+                  .part = p->val == p->own,
+                  .begin = p->own_begin,
+                  .len = p->own_len,
+                  .param = i,
+                  .cut = p->is_cut});
   }
   for (int i = 0; i < g->buf.n; i++) {
     const dt_buf *b = &g->buf.p[i];
@@ -99,8 +100,14 @@ static dt_kept kept_at(dt_exec *x, int number, float **copy) {
     return k;
   }
   const dt_param *p = &g->param.p[of->param];
-  dt_kept k = {.t = p->whole, .local = p->full, .part = p->own >= 0, .begin = p->own_begin, .len = p->own_len,
-               .param = of->param, .cut = p->is_cut, .owner = of->owner};
+  dt_kept k = {.t = p->whole,
+               .local = p->full,
+               .part = p->own >= 0,
+               .begin = p->own_begin,
+               .len = p->own_len,
+               .param = of->param,
+               .cut = p->is_cut,
+               .owner = of->owner};
   k.t.dtype = k.local.dtype = DT_F32;
   for (int b = 0; b < g->bucket.n; b++) {
     if (g->bucket.p[b].number != p->bucket) continue;
@@ -122,9 +129,7 @@ dt_type dt_exec_type(const dt_exec *x, int number) {
   t.dtype = DT_F32;
   return t;
 }
-bool dt_exec_parted(const dt_exec *x, int number) {
-  return x->kept[number].part || x->kept[number].cut || x->pipe;
-}
+bool dt_exec_parted(const dt_exec *x, int number) { return x->kept[number].part || x->kept[number].cut || x->pipe; }
 
 static dt_status along(dt_exec *x, int axis, dt_comm **c, dt_err *e) {
   return dt_ctx_comm(x->ctx, &x->b[0].plan->g->mesh, (dt_group){.axes = 1 << axis}, c, e);

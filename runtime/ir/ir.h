@@ -167,6 +167,7 @@ typedef struct dt_param {
   dt_val state[8]; /* optimizer states, in the optimizer's order */
   /* where the local tensor lies in the whole one: runs of dim cut_dim, over the axis cut_axis, where is_cut */
   dt_type whole;
+  bool placed; /* the script, or a strategy, has said where it lies */
   bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
   bool is_cut;
   int cut_dim, cut_axis;

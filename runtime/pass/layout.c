@@ -91,13 +91,14 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
     int chunk = dt_chunk_of(g, p, &wgt, &both);
     if (g->chunks && every && (chunk == DT_CHUNK_SHARED || (both && g->split))) {
       free(sl), free(read);
-      return dt_fail(e, DT_EUSER, NULL,
-                     "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in "
-                     "each microbatch; zero = 1 works, or a schedule that does not split backward",
-                     p->name);
+      return dt_fail(
+          e, DT_EUSER, NULL,
+          "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in "
+          "each microbatch; zero = 1 works, or a schedule that does not split backward",
+          p->name);
     }
-    sl[i] = (slot){i,         ((chunk + 4) << 1 | (wgt && g->split)) << 10 | axes << 2 | keep,
-                   p->group,  INT32_MAX,
+    sl[i] = (slot){i,           ((chunk + 4) << 1 | (wgt && g->split)) << 10 | axes << 2 | keep,
+                   p->group,    INT32_MAX,
                    dt_numel(t), p->stages || chunk == DT_CHUNK_SHARED};
     if (p->grad < 0) continue;
     const dt_node *a = dt_node_of(g, p->grad);

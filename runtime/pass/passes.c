@@ -9,9 +9,12 @@ static const struct pass {
   dt_status (*run)(dt_graph *, const dt_spec *, dt_err *);
 } passes[] = {
     /* stage, reduce and bucket also see the layout */
-    {"precision", dt_pass_precision}, {"recompute", dt_pass_recompute},
-    {"stage", NULL},         {"reduce", NULL},
-    {"fuse", dt_pass_fuse},           {"bucket", NULL},
+    {"precision", dt_pass_precision},
+    {"recompute", dt_pass_recompute},
+    {"stage", NULL},
+    {"reduce", NULL},
+    {"fuse", dt_pass_fuse},
+    {"bucket", NULL},
     {"order", dt_pass_order},
 };
 

@@ -28,6 +28,7 @@ typedef struct placer {
   int axis[DT_MAX_AXES], naxes;
   DT_VEC(memo) memo;
   const char *op; /* of the node being placed, for reasons */
+  bool divided;   /* a sequence was */
 } placer;
 
 static int ranks(const placer *p, int a) { return p->g->mesh.size[a]; }
@@ -108,12 +109,12 @@ static dt_val scatter(placer *p, int a, dt_val v, int dim, const char *reason) {
   t.dim[dim] = len;
   return dt_reshape(g, x, t.nd, t.dim);
 }
-/* R -> S(dim) */
-static dt_val take(placer *p, int a, dt_val v, int dim) {
+/* R -> S(dim). gathered: the value was gathered to be cut another way, and the gather's gradient sums the parts. */
+static dt_val take(placer *p, int a, dt_val v, int dim, bool gathered) {
   dt_graph *g = p->g;
   dt_type t = *dt_type_of(g, v);
   int64_t n = ranks(p, a), len = part_of(t.dim[dim], (int)n), c = coord(p, a);
-  v = enter(p, v, 1 << a);
+  if (!gathered) v = enter(p, v, 1 << a);
   if (len * n != t.dim[dim]) {
     dt_attr at[DT_MAX_ATTR] = {{0}};
     at[0].i = at[1 + DT_MAX_DIM].i = t.nd;
@@ -122,14 +123,14 @@ static dt_val take(placer *p, int a, dt_val v, int dim) {
   }
   return slice(p, v, dim, c * len, (c + 1) * len);
 }
-/* the same for each segment of the dim */
-static dt_val by_segment(placer *p, int a, dt_val v, int dim, const dt_segs *s, bool to_whole, bool partial) {
+/* the same for each segment of the dim (flag: gather's `partial`, take's `gathered`) */
+static dt_val by_segment(placer *p, int a, dt_val v, int dim, const dt_segs *s, bool to_whole, bool flag) {
   dt_val out[8];
   int64_t at = 0;
   for (int i = 0; i < s->n; i++) {
     int64_t len = to_whole ? s->size[i] / ranks(p, a) : s->size[i];
     dt_val x = slice(p, v, dim, at, at + len);
-    out[i] = to_whole ? gather(p, a, x, dim, s->size[i], partial) : take(p, a, x, dim);
+    out[i] = to_whole ? gather(p, a, x, dim, s->size[i], flag) : take(p, a, x, dim, flag);
     at += len;
   }
   return joined(p, out, s->n, dim);
@@ -145,7 +146,8 @@ static dt_val convert(placer *p, int a, dt_val v, const dt_type *whole, dt_place
     if (to.kind == DT_R) *enters = false; /* its gradient is reduced by the gather's */
   }
   if (to.kind == DT_S)
-    v = to.segs ? by_segment(p, a, v, to.dim, &p->g->segs.p[to.segs - 1], false, false) : take(p, a, v, to.dim);
+    v = to.segs ? by_segment(p, a, v, to.dim, &p->g->segs.p[to.segs - 1], false, from.kind == DT_S)
+                : take(p, a, v, to.dim, from.kind == DT_S);
   return v;
 }
 
@@ -199,6 +201,7 @@ static dt_status resolve(placer *p, int a, dt_val *v, dt_place place, const char
   memcpy(now, g->val.p[*v].place, sizeof now);
   *v = sequence ? scatter(p, a, *v, 1, reason) : communicate(p, DT_OP_all_reduce, a, *v, place.red, false, reason);
   now[a] = to;
+  p->divided |= sequence;
   memcpy(g->val.p[*v].place, now, sizeof now);
   return DT_OK;
 }
@@ -270,9 +273,11 @@ static dt_status visit(placer *p, dt_nid id) {
     if (n.op == DT_OP_place && n.attr[0].i == a) {
       int64_t len = n.attr[1].i ? in_t[0].dim[n.attr[2].i] : 0;
       if (len % ranks(p, a))
-        st = dt_fail(p->e, DT_EUSER, where,
-                     "place: dim %lld has %lld elements, which do not divide among the %d ranks of axis \"%s\"",
-                     (long long)n.attr[2].i, (long long)len, ranks(p, a), g->mesh.name[a]);
+        st = dt_fail(
+            p->e, DT_EUSER, where,
+            "place: dim %lld has %lld elements, which do not divide among the %d ranks of axis \"%s\"; %lld would",
+            (long long)n.attr[2].i, (long long)len, ranks(p, a), g->mesh.name[a],
+            (long long)(len + ranks(p, a) - len % ranks(p, a)));
       want[0] = c.out[0] = (dt_place){.kind = n.attr[1].i ? DT_S : DT_R, .dim = (uint8_t)n.attr[2].i};
     }
     for (int k = 0; k < n.nin; k++) {
@@ -397,6 +402,11 @@ static dt_status place_all(placer *p, int n0) {
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
   p->op = "a result";
+  if (p->s->sequence && !p->divided)
+    return dt_fail(
+        p->e, DT_EUSER, NULL,
+        "parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is "
+        "divided by its inputs; this model has none, sequence = false works");
   if (g->loss >= 0) g->loss = get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = get(p, g->output.p[i], whole, 0);
@@ -407,8 +417,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   if (g->level != DT_TRACED) return dt_fail(e, DT_EBUG, NULL, "place: the graph is %s", dt_level_name[g->level]);
   placer p = {.g = g, .s = s, .e = e, .nv = g->val.n};
   bool said = false; /* a script's own placements go, whatever the mesh */
-  for (int i = 0; i < g->param.n; i++)
-    g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
+  for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] > 1 && strcmp(g->mesh.name[a], "data") && strcmp(g->mesh.name[a], "pipeline"))
       p.axis[p.naxes++] = a;

@@ -192,8 +192,8 @@ static void tie_stages(work *w) {
     dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages});
     g->phase = DT_UPD, g->file = p->file, g->line = p->line, g->serves = -1;
     dt_val v = w->flat[p->bucket], r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
-    dt_node_of(g, r)->reason =
-        dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
+    dt_node_of(g, r)->reason = dt_arena_printf(
+        &g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
     alias(g, r, v, 0);
     w->flat[p->bucket] = r;
   }

@@ -18,10 +18,19 @@ typedef struct shard {
   DT_VEC(total) totals;
 } shard;
 
-static dt_status refuse(const shard *h, const dt_node *n, int param, dt_err *e) {
+/* axis: the one that cuts the parameter, -1: ZeRO does. */
+static dt_status refuse(const shard *h, const dt_node *n, int param, int axis, dt_err *e) {
   char where[300] = "";
   const char *name = h->w->s->optimizer;
   if (n->file) snprintf(where, sizeof where, "%s:%d", n->file, n->line);
+  if (axis >= 0)
+    return dt_fail(
+        e, DT_EUSER, where,
+        "the optimizer%s%s uses %s on the parameter %s as a whole, but it is cut along dim %d over the axis "
+        "\"%s\"; set %s = 1, or keep to elementwise operations, to sum, mean and norm over all elements, and "
+        "to reductions over other dims",
+        name ? " " : "", name ? name : "", dt_op(n->op)->name, h->w->g->param.p[param].name,
+        h->w->g->param.p[param].cut_dim, h->w->g->mesh.name[axis], h->w->g->mesh.name[axis]);
   return dt_fail(
       e, DT_EUSER, where,
       "the optimizer%s%s uses %s on the parameter %s as a whole, but under ZeRO a rank updates only its share "
@@ -46,6 +55,23 @@ static bool same_shape(const dt_type *a, const dt_type *b) {
   return a->nd == b->nd && !memcmp(a->dim, b->dim, sizeof(int64_t) * a->nd);
 }
 
+static bool elementwise(const dt_node *n) {
+  return dt_op(n->op)->flags & OP_ELEMENTWISE || n->op == DT_OP_assign || n->op == DT_OP_stop_gradient;
+}
+
+/* Whether each rank may do n with its part of a parameter that is cut along a dim. */
+static bool works_on_part(const shard *h, const dt_node *n, const dt_param *p) {
+  const dt_type *in = dt_type_of(h->w->g, n->in[0]), *out = dt_type_of(h->w->g, n->out[0]);
+  if (elementwise(n) || n->op == DT_OP_copy || (dt_numel(in) == 1 && dt_numel(out) == 1)) return true;
+  if (n->op == DT_OP_broadcast_to) return same_shape(out, &p->full);
+  bool reduces = n->op == DT_OP_sum || n->op == DT_OP_mean || n->op == DT_OP_norm || n->op == DT_OP_max ||
+                 n->op == DT_OP_min;
+  if (!reduces || !n->attr[0].i || !same_shape(in, &p->full)) return false;
+  for (int i = 0; i < n->attr[0].i; i++)
+    if (n->attr[1 + i].i == p->cut_dim) return false;
+  return true;
+}
+
 static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   dt_graph *g = h->w->g;
   const dt_type full = g->param.p[param].full;
@@ -61,8 +87,8 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   if (axes && !out.nd && (n.op == DT_OP_norm || n.op == DT_OP_sum || n.op == DT_OP_mean)) {
     if (h->late[n.in[0]])
       return dt_fail(e, DT_EUSER, NULL,
-                     "the optimizer takes a %s of parameter %s that depends on another full reduction; set zero = 0",
-                     dt_op(n.op)->name, g->param.p[param].name);
+                     "the optimizer takes a %s of parameter %s that depends on another full reduction; set %s",
+                     dt_op(n.op)->name, g->param.p[param].name, whole ? "zero = 0" : "tensor = 1");
     dt_val x = h->now[n.in[0]], p;
     int64_t one = 1;
     p = n.op == DT_OP_norm ? dt_bn(g, DT_OP_sum_squares, &x, 1, (dt_attr[DT_MAX_ATTR]){{0}})
@@ -74,23 +100,22 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
     return DT_OK;
   }
   if (!whole) { /* only the gradient changes */
+    if (axes && !works_on_part(h, &n, &g->param.p[param])) return refuse(h, &n, param, g->param.p[param].cut_axis, e);
     for (int k = 0; k < n.nin; k++)
       if (n.in[k] < h->w->nv && h->of[n.in[k]] == param) g->node.p[i].in[k] = h->now[n.in[k]];
     for (int o = 0; o < n.nout; o++) h->of[n.out[o]] = param, h->now[n.out[o]] = n.out[o];
     return DT_OK;
   }
-  if (!(dt_op(n.op)->flags & OP_ELEMENTWISE) && n.op != DT_OP_assign && n.op != DT_OP_stop_gradient)
-    return refuse(h, &n, param, e);
-  if (!same_shape(&out, &full)) return refuse(h, &n, param, e);
+  if (!elementwise(&n) || !same_shape(&out, &full)) return refuse(h, &n, param, -1, e);
   for (int k = 0; k < n.nin; k++) {
     dt_val v = n.in[k], s = v;
     if (v < h->w->nv && h->of[v] >= 0) {
-      if (h->of[v] != param) return refuse(h, &n, param, e);
+      if (h->of[v] != param) return refuse(h, &n, param, -1, e);
       s = h->now[v];
     } else if (dt_type_of(g, v)->nd) {
       s = small_like(h, v, len);
       if (s < 0 && dt_numel(dt_type_of(g, v)) == 1) s = dt_reshape(g, v, 0, NULL);
-      if (s < 0) return refuse(h, &n, param, e);
+      if (s < 0) return refuse(h, &n, param, -1, e);
     }
     g->node.p[i].in[k] = s;
   }
@@ -127,9 +152,7 @@ static void finish(shard *h) {
       dt_val v = dt_reshape(g, dt_reduce_slice(g, all, n++, 1), 0, NULL);
       if (r.op == DT_OP_norm) v = dt_b1(g, DT_OP_sqrt, v);
       if (r.op == DT_OP_mean) {
-        double count = (double)dt_numel(&g->param.p[h->of[r.in[0]]].full);
-        for (int m = 0; m < g->mesh.naxes; m++)
-          if (axes >> m & 1 && m != h->w->data) count *= g->mesh.size[m];
+        double count = (double)dt_numel(&g->param.p[h->of[r.in[0]]].whole); /* without padding, which is zero */
         v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, 1 / count, DT_F32));
       }
       v = dt_cast(g, v, dt_type_of(g, r.out[0])->dtype);

@@ -136,7 +136,9 @@ static void lower(dt_plan *p) {
       x.group = dt_node_group(n);
       x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
       x.count = dt_numel(&g->val.p[n->in[0]].t);
-      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 && x.group.axes >> data & 1) p->lockstep = true;
+      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 &&
+          x.group.axes >> data & 1)
+        p->lockstep = true;
       if (queued) {
         x.ticket = ++ticket;
         dt_vec_push(&flying, flight_of(g, &x));
@@ -233,8 +235,8 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       group_text(p->g, x->group, out);
       dt_str_add(out, " %s%s %lld bytes, %s%s%s%s\n", dt_dtype_name(t->dtype), reduces ? red[x->red] : "",
                  (long long)dt_nbytes(t),
-                 s == DT_SEG_PRE                     ? "once a step, before"
-                 : s == DT_SEG_UPD                   ? "once a step, after"
+                 s == DT_SEG_PRE                 ? "once a step, before"
+                 : s == DT_SEG_UPD               ? "once a step, after"
                  : x->flags & DT_NODE_LAST_MICRO ? "after the last microbatch"
                                                  : "each microbatch",
                  x->ticket ? ", overlapped" : ", nothing left to overlap", x->reason ? "; " : "",

@@ -20,6 +20,10 @@ function D.check(p)
     util.fail("dt.job: parallel: gradient has both hook and dtype; a hook decides itself in what gradients travel: "
       .. "bucket:to %q", p.gradient.dtype)
   end
+  if p.gradient.hook and p.pipeline > 1 then
+    util.fail("dt.job: parallel: gradient.hook and pipeline = %d: each stage has buckets of its own, of which a hook's states know "
+      .. "nothing; set pipeline = 1, or leave the hook out (gradient = { dtype = \"bf16\" } sends 16 bits)", p.pipeline)
+  end
 end
 
 function D.axis(p) return "data", p.data end

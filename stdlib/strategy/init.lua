@@ -19,6 +19,9 @@ local M = {}
 local own = { "data", "zero", "local_sgd", "tensor", "pipeline", "recompute" }
 local library = util.map(own, function(name) return require("dtrain.strategy." .. name) end)
 
+local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axis", "function" },
+  { "place", "function" }, { "compile", "function" }, { "fit", "function" }, { "variants", "table" } }
+
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
 
@@ -31,11 +34,18 @@ function M.new(given)
   local rows = { { "mesh", "table", order }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
   for i, s in ipairs(given.strategies or {}) do
-    util.check(("dt.job: parallel: strategies[%d]"):format(i), s, "table")
-    list[#list + 1] = s
+    list[#list + 1] = util.options(("dt.job: parallel: strategies[%d]"):format(i), s, form)
   end
-  for _, s in ipairs(list) do
-    for _, row in ipairs(s.options or {}) do rows[#rows + 1] = row end
+  local from = { mesh = "dtrain", strategies = "dtrain" }
+  for i, s in ipairs(list) do
+    for _, row in ipairs(s.options or {}) do
+      if from[row[1]] then
+        util.fail("dt.job: parallel: the option %s of strategy %s is %s's already; give it another name", row[1],
+          s.name or ("strategies[%d]"):format(i - #library), from[row[1]])
+      end
+      from[row[1]] = s.name or "another strategy"
+      rows[#rows + 1] = row
+    end
   end
   local self = setmetatable({ list = list, p = util.options("dt.job: parallel", given, rows) }, Strategy)
   for _, s in ipairs(list) do if s.check then s.check(self.p) end end
@@ -48,7 +58,13 @@ function Strategy:mesh(ranks)
   for _, s in ipairs(self.list) do
     local name, n
     if s.axis then name, n = s.axis(p) end
-    if name then size[name] = n end
+    if name then
+      if n ~= "auto" or name ~= "data" then util.check(("dt.job: parallel: the size of the axis %s"):format(name), n, "count") end
+      if size[name] then
+        util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", name, s.name or "yours")
+      end
+      size[name] = n
+    end
   end
   for name, n in util.sorted(size) do
     if name ~= "data" and n > 1 then
@@ -60,13 +76,14 @@ function Strategy:mesh(ranks)
   if p.data == "auto" then
     if ranks % others ~= 0 then
       local low = ranks // others * others
-      util.fail("dt.job: parallel: %d ranks do not divide by %s = %d; %s%d ranks would", ranks, product, others,
+      util.fail("dt.job: parallel: %d rank%s not divide by %s = %d; %s%d ranks would", ranks,
+        ranks == 1 and " does" or "s do", product, others,
         low > 0 and low .. " or " or "", low + others)
     end
     size.data = ranks // others
   elseif p.data * others ~= ranks then
     util.fail("dt.job: parallel: data = %d%s, but %d rank%s run; mpirun -n %d%s would do", p.data,
-      #terms > 0 and (", x %s = %d"):format(product, p.data * others) or "", ranks, ranks == 1 and "" or "s",
+      #terms > 0 and (" x %s = %d"):format(product, p.data * others) or "", ranks, ranks == 1 and "" or "s",
       p.data * others, ranks % others == 0 and (' or data = "auto" (%d)'):format(ranks // others) or "")
   end
   local mesh, seen = {}, {}
@@ -79,6 +96,7 @@ function Strategy:mesh(ranks)
     if name == "data" or (size[name] or 1) > 1 then mesh[#mesh + 1] = { name = name, size = size[name] or 1 } end
   end
   for name, n in util.sorted(size) do
+    if n == 1 and not seen[name] and not util.contains(order, name) then mesh[#mesh + 1] = { name = name, size = 1 } end
     if not seen[name] and (n == "auto" or n > 1 or name == "data") then
       util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %d; name every axis, outermost first",
         name, n)

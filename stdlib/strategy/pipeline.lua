@@ -20,6 +20,10 @@ function P.check(p)
     util.fail("dt.job: parallel: chunks = %d, but the schedule %s has one chunk on each rank; take schedule = \"interleaved\"",
       p.chunks, p.schedule)
   end
+  if p.chunks > 1 and p.pipeline == 1 and p.schedule ~= "interleaved" then
+    util.fail("dt.job: parallel: chunks = %d, but pipeline = 1; chunks belong to stages: set pipeline = 2 or more, or "
+      .. "leave chunks out", p.chunks)
+  end
   p.stages = cut.check(p.stages, p.pipeline * p.chunks)
 end
 

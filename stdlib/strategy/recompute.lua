@@ -1,20 +1,9 @@
 -- Recompute: backward makes activations again instead of keeping them from forward (Chen et al. 2016). A block is an entry of
 -- a list of modules in the model: GPT's `blocks`, Sequential's children.
+local budget = require "dtrain.strategy.budget"
 local util = require "dtrain.util"
 
 local R = { name = "recompute", options = { { "recompute", "string|table", "none" } } }
-
-local units = { B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 2 ^ 10, MIB = 2 ^ 20, GIB = 2 ^ 30, TIB = 2 ^ 40 }
-
-local function bytes(v)
-  if type(v) == "number" then return v end
-  local number, unit = v:match("^%s*([%d.]+)%s*(%a*)%s*$")
-  local size = number and units[unit == "" and "B" or unit:upper()]
-  if not size or not tonumber(number) then
-    util.fail("dt.job: parallel: recompute: budget %q is no size; write a number of bytes, or \"400MB\", \"1.5GiB\"", v)
-  end
-  return tonumber(number) * size
-end
 
 --- parallel = { recompute = "none" | "full" | { every = 2 } | { budget = "400MB" } | { ops = { "gelu_tanh" } } }. full keeps only what
 --- enters each block, every only what enters a run of so many, budget recomputes as few blocks (the first ones) as keep the
@@ -35,7 +24,7 @@ function R.check(p)
       util.fail("dt.job: parallel: recompute has more than one of every, budget and ops; give one")
     end
     if type(r.match) == "string" then r.match = { r.match } end
-    r.bytes = r.budget and bytes(r.budget)
+    r.bytes = r.budget and budget.bytes(r.budget)
   end
   p.recompute = r
 end
@@ -69,35 +58,11 @@ end
 
 function R.fits(p) return p.recompute ~= nil and p.recompute.bytes ~= nil end
 
---- A budget: the fewest blocks whose plan keeps at most r.bytes. Plans for other microbatch sizes follow the first one's.
+--- A budget: as many blocks as it takes.
 function R.fit(p, how, make)
   local r = p.recompute
   if not r or not r.bytes or how.layout then return make() end
-  local best
-  local function need(n)
-    r.first = n
-    local results = table.pack(make())
-    local have = results[1]:memory().activations
-    if have <= r.bytes then best = { r.first, results } end
-    return have
-  end
-  local low, least = 0, need(0)
-  if not best then
-    least = math.min(least, need(math.huge))
-    local high = r.count
-    if not best then
-      util.fail("parallel: recompute: budget %s bytes cannot be met: with all %d blocks recomputed the activations need %s "
-        .. "bytes, %s too many; a smaller batch.micro needs less", util.commas(r.bytes // 1), high, util.commas(least),
-        util.commas(math.ceil(least - r.bytes)))
-    end
-    while high - low > 1 do
-      local n = (low + high) // 2
-      if need(n) <= r.bytes then high = n else low = n end
-    end
-    if best[1] ~= high and best[1] ~= math.huge then need(high) end
-  end
-  r.first = best[1]
-  return table.unpack(best[2], 1, best[2].n)
+  return budget.fit(r, make)
 end
 
 return R

@@ -36,8 +36,8 @@ end
 function S.interleaved(stage, stages, micro, chunks)
   if micro % stages ~= 0 then
     local low = micro // stages * stages
-    util.fail("schedule interleaved: %d microbatches do not divide by pipeline = %d; %s%d would (batch.micro sets their size)",
-      micro, stages, low > 0 and low .. " or " or "", low + stages)
+    util.fail("schedule interleaved: %d microbatch%s not divide by pipeline = %d; %s%d would (batch.micro sets their size)",
+      micro, micro == 1 and " does" or "es do", stages, low > 0 and low .. " or " or "", low + stages)
   end
   local function nth(k, back) -- the k-th (from 0) of microbatches in groups of `stages`, chunk by chunk
     local chunk = k % (stages * chunks) // stages

@@ -3,7 +3,7 @@
 -- A case is a script (bad.lua) in an empty folder and the words after its name. The script is a small whole job of which some keys
 -- are replaced, or any text (script = ...). `says` is a Lua pattern for the message: what was wrong, then what to do. `line` is the
 -- line in bad.lua that the message must name. files: name -> contents. ranks: also run on that many ranks, where every rank
--- must end within seconds. makes: a file that the run may leave behind.
+-- must end within seconds. plan: it is planned for so many ranks, not run. makes: a file that the run may leave behind.
 local M = { list = {} }
 
 local order = { "before", "model", "loss", "data", "batch", "optimizer", "steps" }
@@ -66,7 +66,7 @@ case("steps and epochs", { more = "epochs = 2,", line = "job", says = "both step
 case("zero batch", { batch = "0", line = "job", says = "batch.*at least 1" })
 case("fractional batch", { batch = "2.5", line = "job", says = "batch.*whole number" })
 case("micro above global", { batch = "{ global = 4, micro = 8 }", line = "job", says = "micro 8 is more than global 4" })
-case("tensor parallelism", { more = "parallel = { tensor = 2 },", line = "job", says = "tensor = 2.*tensor = 1", ranks = 2 })
+case("tensor parallelism", { more = "parallel = { tensor = 2 },", line = "job", says = "1 rank does not divide by tensor 2 = 2; 2 ranks would" })
 case("another number of ranks than asked for", { more = "parallel = { data = 4 },", line = "job", says = "data = 4.*mpirun %-n 4", ranks = 2 })
 case("warm-up longer than the run", { more = "schedule = optim.warmup_cosine { warmup = 20, total = 10 },", line = "more",
   says = "total 10 must be more than warmup 20" })
@@ -243,5 +243,108 @@ case("recompute with a budget that is no size", { more = 'parallel = { recompute
   says = 'budget "4 apples" is no size; write a number of bytes' })
 case("recompute with a budget too small", { model = "nn.Sequential { nn.Linear(10, 5), nn.Tanh() }",
   more = 'parallel = { recompute = { budget = 10 } },', says = "budget 10 bytes cannot be met: .- bytes, .- too many" })
+
+-- ---- parallelism: what cannot be is refused, with a value that works. Two ranks that run, or --ranks of plan ----
+local function gpt(o) return ("nn.GPT { vocab = 64, layers = 2, context = 8, %s }"):format(o or "heads = 4, width = 32") end
+local mlp = "nn.Sequential { nn.Linear(10, 16), nn.GELU(), nn.Linear(16, 5) }"
+local tokens = "data.synthetic { tokens = 64, context = %d, samples = 64 }"
+local function parallel(name, text, says, o)
+  o = o or {}
+  o.more, o.says = ("parallel = { %s },"):format(text), says
+  o.line = o.line or "job"
+  o.model = o.model or mlp
+  if o.model:find "GPT" then o.loss, o.data = "nn.CrossEntropy()", tokens:format(o.context or 8) end
+  case(name, o)
+end
+-- the mesh
+parallel("a mesh that is more than the ranks", "data = 2, tensor = 2, pipeline = 2", "data = 2 x pipeline 2 x tensor 2 = 8, but 1 rank run; mpirun %-n 8")
+parallel("ranks that the mesh does not divide", "tensor = 2", "3 ranks do not divide by tensor 2 = 2; 2 or 4 ranks would", { plan = 3 })
+parallel("an unknown axis in mesh", 'mesh = { "data", "tensr" }', 'there is no axis "tensr"; did you mean \'tensor\'', { plan = 2 })
+parallel("an axis that mesh leaves out", 'tensor = 2, mesh = { "data" }', 'leaves out the axis "tensor" of size 2', { plan = 2 })
+parallel("an axis twice in mesh", 'mesh = { "data", "data" }', 'names the axis "data" twice', { plan = 2 })
+parallel("data that is a word", 'data = "all"', 'data wants "auto" or a number of ranks')
+parallel("a misspelt strategy", "tensr = 2", "no option 'tensr'; did you mean 'tensor'")
+parallel("tensor = 0", "tensor = 0", "tensor wants a whole number of at least 1, got 0")
+parallel("zero = 4", "zero = 4", "zero is 0 %(off%), 1, 2 or 3, got 4")
+parallel("resident without zero = 3", "resident = 10", "resident belongs to zero = 3")
+-- what tensor parallelism can't divide
+parallel("heads that do not divide", "tensor = 3", "attention with 4 heads and 4 key/value heads does not divide by tensor = 3; tensor = 1 or 2 or 4 would",
+  { model = gpt "heads = 4, width = 36", plan = 3 })
+parallel("key heads that do not divide", "tensor = 2", "attention with 4 heads and 1 key/value heads does not divide by tensor = 2; tensor = 1 would",
+  { model = gpt "heads = 4, kv_heads = 1, width = 32", plan = 2 })
+parallel("a width that does not divide", "tensor = 3", "parameter 0%.weight: dim 0 has 16, which do not divide among the 3 ranks .-; 15 or 18 would",
+  { plan = 3 })
+parallel("a model without a product", "tensor = 2", "no product to divide; tensor = 1 works", { model = "function(x) return x:slice { dim = 1, stop = 5 } end", plan = 2 })
+parallel("sequence without tensor", "sequence = true", "give tensor = 2 or more")
+parallel("a sequence that does not divide", "tensor = 2, sequence = true", "a sequence of 7 does not divide among the 2 ranks .-; 8 would", { model = gpt(), context = 7, plan = 2,
+  line = "model" })
+parallel("sequence without sequences", "tensor = 2, sequence = true", "this model has none, sequence = false works", { plan = 2 })
+parallel("an optimizer that reduces a divided parameter", "tensor = 2", "optimizer Max uses max on the parameter 0%.weight as a whole, .- over the axis \"tensor\"; set tensor = 1",
+  { optimizer = 'optim.define { name = "Max", update = function(p, g, s, h) return p - h.lr * g / dt.abs(g):max() end } { lr = 1 }', plan = 2, line = "optimizer" })
+parallel("an optimizer that reduces a share", "zero = 1", "optimizer Max uses max on the parameter 0%.weight as a whole, .- share of it; set zero = 0",
+  { optimizer = 'optim.define { name = "Max", update = function(p, g, s, h) return p - h.lr * g / dt.abs(g):max() end } { lr = 1 }', plan = 2, line = "optimizer" })
+-- placements
+local function placed(name, where, says, o)
+  o = o or {}
+  o.line = o.line or "job"
+  o.model = ("nn.Sequential { nn.Linear(10, 16, { place = { weight = { %s } } }), nn.GELU(), nn.Linear(16, 5) }"):format(where)
+  o.plan = o.plan or 2
+  parallel(name, o.parallel or "tensor = 2", says, o)
+end
+placed("a placement on an unknown axis", 'tenso = "S(0)"', 'place: there is no axis "tenso"; did you mean "tensor"')
+placed("a placement that is none", 'tensor = "S0"', 'tensor = "R" %(replicated%) or "S%(dim%)" %(divided by that dim%), got S0')
+placed("a partial placement", 'tensor = "P"', 'tensor = "R" %(replicated%) or "S%(dim%)" .-, got P')
+placed("a placement that is none, on one rank", 'tensor = "S0"', 'tensor = "R" .- got S0', { parallel = "", plan = 1 })
+placed("a placement along a dim that is not there", 'tensor = "S(2)"', "the tensor has dims 0 to 1")
+placed("a placement on data", 'data = "S(0)"', 'the axis "data" divides samples by itself; place tensors on another axis')
+placed("a placement on pipeline", 'pipeline = "S(0)"', 'the axis "pipeline" divides stages by itself')
+placed("a parameter cut over two axes", 'tensor = "S(0)", mine = "S(1)"', 'parameter 0%.weight is cut over two axes, "mine" and "tensor"; cut it over one', { plan = 4,
+  parallel = 'tensor = 2, mesh = { "data", "mine", "tensor" }, strategies = { { axis = function() return "mine", 2 end } }' })
+parallel("a placement of an unknown parameter", "", "place: there is no parameter 'wieght'; did you mean 'weight'",
+  { model = 'nn.Linear(10, 5, { place = { wieght = { tensor = "S(0)" } } })', line = "model" })
+parallel("a value that does not divide", "tensor = 3", "place: dim 0 has 32 elements, .- 3 ranks .-; 33 would",
+  { model = 'nn.Sequential { nn.Linear(10, 6), function(x) return x:place { tensor = "S(0)" }:slice { dim = 1, stop = 5 } end }', plan = 3, line = "model" })
+-- pipelines
+parallel("more stages than layers", "pipeline = 4", "pipeline = 4 cuts the model into 4 stages, but only 2 .- pipeline = 2 would do", { plan = 4 })
+parallel("chunks that a schedule has not", "pipeline = 2, chunks = 2", 'one chunk on each rank; take schedule = "interleaved"', { plan = 2 })
+parallel("chunks without stages", "chunks = 2, schedule = function() end", "chunks = 2, but pipeline = 1; .- set pipeline = 2")
+local function schedule(name, body, says)
+  parallel("a schedule " .. name, ("pipeline = 2, schedule = function(stage) %s end"):format(body), "schedule of the script.*" .. says,
+    { plan = 2, batch = "{ global = 32, micro = 16 }", line = "more" })
+end
+schedule("that returns nothing", "", "for stage 0 it returned nil; it must return a list")
+schedule("of numbers", "return { 1, 2 }", "action 1 is a number; it must return a list")
+schedule("of an unknown kind", "return { { 'X', 1 } }", "action 1 is of kind X")
+schedule("of a microbatch that is a word", "return { { 'F', 'one' } }", "F of microbatch one; microbatches are 1 to 2")
+schedule("of half a microbatch", "return { { 'F', 1.5 } }", "F of microbatch 1.5; microbatches are 1 to 2")
+schedule("that repeats", "return { { 'F', 1 }, { 'F', 1 } }", "stage 0 has F1 twice")
+schedule("that begins at the end", "return { { 'B', 1 }, { 'F', 1 }, { 'F', 2 }, { 'B', 2 } }", "stage 0 has B1 before F1")
+schedule("with W on one stage only", "local t = { { 'F', 1 }, { 'B', 1 }, { 'F', 2 }, { 'B', 2 } } if stage == 0 then t[5], t[6] = { 'W', 1 }, { 'W', 2 } end return t",
+  "stage 1 of 2 never runs W1")
+schedule("with a chunk that is not there", "return { { 'F', 1, 2 } }", "F1 of chunk 2; chunks are 1 to 1")
+-- gradient hooks, and whose the gradients are
+parallel("a hook that is a word", "gradient = { hook = 'bf16' }", 'hook wants a function, got "bf16"')
+local function hook(name, body, says, line) parallel("a hook that " .. name, ("gradient = { hook = function(b) %s end }"):format(body), says, { plan = 2, line = line or "more" }) end
+hook("changes the shape", "return b:sum()", "hook returned f32 of shape {} for a bucket of shape {%d+}; it must keep the shape")
+hook("changes the dtype", "return b:to 'i64'", "hook returned i64 of shape .-; it must keep the shape, in a float dtype")
+hook("returns nothing", "", "hook must return the reduced bucket, got nil")
+hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has data", "job")
+parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
+parallel("a hook and a pipeline", "pipeline = 2, gradient = { hook = dt.hooks.bf16 }", "gradient%.hook and pipeline = 2: .- set pipeline = 1, or leave the hook out", { plan = 2 })
+parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
+parallel("a hook and independent replicas", "independent = true, gradient = { hook = dt.hooks.bf16 }", "independent and gradient%.hook: .- leave one out")
+parallel("blocks that do not divide the ranks", "gradient = { hook = dt.hooks.hierarchical { inner = 3 } }", "blocks of 3 do not divide 4 ranks; inner = 1 or 4 would", { plan = 4 })
+parallel("independent replicas and ZeRO", "independent = true, zero = 1", "independent and zero = 1: .- set zero = 0")
+parallel("replicas that meet and ZeRO", "sync = { every = 2 }, zero = 2", "sync and zero = 2: .- set zero = 0")
+parallel("replicas that meet and tensor", "sync = { every = 2 }, tensor = 2", "sync works on the axis data alone; set tensor = 1 and pipeline = 1")
+parallel("replicas that both meet and do not", "sync = { every = 2 }, independent = true", "both sync and independent; .- leave one out")
+parallel("replicas that meet at no time", "sync = {}", "sync needs 'every'")
+parallel("an outer optimizer that is none", "sync = { every = 2, outer = 3 }", "outer wants an optimizer such as")
+-- strategies of one's own
+parallel("a strategy that is none", "strategies = { 3 }", "strategies%[1%] wants a table")
+parallel("a strategy with an unknown key", "strategies = { { plac = function() end } }", "no option 'plac'; did you mean 'place'")
+parallel("a strategy with a known option", "strategies = { { name = 'mine', options = { { 'zero', 'integer', 0 } } } }", "the option zero of strategy mine is zero's already; give it another name")
+parallel("a strategy with a known axis", "strategies = { { name = 'mine', axis = function() return 'tensor', 2 end } }", "two strategies add the axis \"tensor\"; give the one of mine", { plan = 2 })
+parallel("a strategy whose axis has no size", "strategies = { { axis = function() return 'm', 'x' end } }", 'the size of the axis m wants a whole number', { plan = 2 })
 
 return M

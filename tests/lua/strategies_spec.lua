@@ -1,5 +1,5 @@
 -- Every strategy equals one process: losses, every gradient and every value of a small GPT and a small MLP, for a pairwise covering
--- set of the choices below, or for all of them (DT_ALL=1: make test-all).
+-- set of the choices below, for all of them (DT_ALL=1: make test-all), or a sample (DT_ALL=0.05).
 local dt = require "dtrain"
 local compare = require "dtrain.compare"
 local cover = require "dtrain.cover"
@@ -78,8 +78,8 @@ local function parallel_of(r)
   local schedule = r.pipeline:match "%d+ (%S+)"
   if schedule then add("schedule", schedule) end
   add("recompute", r.recompute)
-  -- interleaved stages want a number of microbatches that the stages divide
-  local micros = r.accumulation > 1 and schedule == "interleaved" and 4 or r.accumulation
+  -- interleaved stages want a number of microbatches that the stages divide, also in an epoch's last step of half the batch
+  local micros = schedule == "interleaved" and 4 or r.accumulation
   return table.concat(out, ","), -(-24 // (r.data * micros))
 end
 
@@ -131,6 +131,14 @@ end
 
 local all = os.getenv "DT_ALL"
 local rows = all and product() or cover(factors, valid)
+if all and tonumber(all) and tonumber(all) < 1 then -- each with this probability, by a fixed seed
+  local kept, state = {}, 12345
+  for _, r in ipairs(rows) do
+    state = (state * 1103515245 + 12345) % 2147483648
+    if state / 2147483648 < tonumber(all) then kept[#kept + 1] = r end
+  end
+  rows = kept
+end
 local groups, references = {}, {} -- the list that a case of so many ranks joins; cases of one process by name
 local function case(c)
   local group = groups[c.ranks]

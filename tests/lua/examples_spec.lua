@@ -1,0 +1,50 @@
+-- Every script of examples/strategies does what its comment says: a few steps on the ranks that it names, plan, explain and check.
+local support = require "support"
+
+local cases = { -- script, ranks, words that make it short, what explain shows
+  { "zero3", 2, "--steps 2", "reduce_scatter data" }, { "tensor_sequence", 2, "--steps 2", "reduce_scatter tensor" },
+  { "pipeline_own_schedule", 4, "--steps 2", "stage 0  F1 F2 F3 F4 F5 F6 F7" },
+  { "gradient_hook", 2, "--steps 3", "the script's hook" },
+  { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
+}
+
+local function run(words, options)
+  local code, text = support.run(words, options)
+  assert.are.equal(0, code, text)
+  assert.is_nil(text:find "warning", text)
+  return text
+end
+
+describe("examples/strategies/", function()
+  it("has no script without a test", function()
+    local names = {}
+    for _, c in ipairs(cases) do names[c[1]] = true end
+    for name in support.list(support.root .. "/examples/strategies"):gmatch "%./(%S+)%.lua" do assert.is_true(names[name], name) end
+  end)
+  for _, c in ipairs(cases) do
+    local script = ("examples/strategies/%s.lua"):format(c[1])
+    it(c[1] .. " trains on its ranks", function()
+      local text = run(script .. " " .. c[3], { ranks = c[2], seconds = 120 })
+      assert.is_truthy(text:find "loss", text)
+    end)
+    it(c[1] .. " is planned and explained", function()
+      run(("plan %s --ranks %d"):format(script, c[2]))
+      local text = run(("explain %s --ranks %d"):format(script, c[2]))
+      assert.is_truthy(text:find(c[4], 1, true), text)
+    end)
+  end
+  for _, name in ipairs { "mesh_3d", "tensor_sequence" } do
+    it(name .. " equals one process", function()
+      local ranks = name == "mesh_3d" and 8 or 2
+      run(("check examples/strategies/%s.lua --ranks %d --steps 1"):format(name, ranks), { seconds = 200 })
+    end)
+  end
+  it("local_sgd has an outer optimizer", function() run("examples/strategies/local_sgd.lua --diloco --steps 9", { ranks = 2 }) end)
+  it("zero3's comparison with plain data parallelism needs more", function()
+    local function states(words)
+      local text = run("plan examples/strategies/zero3.lua --ranks 4 " .. words)
+      return tonumber((text:match "optimizer states%s+([%d.]+)"))
+    end
+    assert.is_true(states "--parallel zero=0" > 3 * states "", "states")
+  end)
+end)
