@@ -128,7 +128,8 @@ static dt_status bind_plan(dt_exec *x, int k, dt_err *e) {
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
-  for (int i = 0; i < g->input.n; i++) b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
+  for (int i = 0; i < g->input.n; i++)
+    b->input[i] = dt_exec_view(x, k, g->input.p[i].val), b->field[i] = g->input.p[i].name;
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;

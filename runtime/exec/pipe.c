@@ -203,20 +203,26 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
       return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[k].n);
   for (int s = 0; s < 3 * p->chunks; s++)
     for (int i = 0, k = 0; i < run->n; i++)
-      if (segment(&run->action[i]) == DT_SEG_FIXED + s && run->action[i].micro < batch->nmicro) p->order[s][k++] = run->action[i].micro;
+      if (segment(&run->action[i]) == DT_SEG_FIXED + s && run->action[i].micro < batch->nmicro)
+        p->order[s][k++] = run->action[i].micro;
   DT_TRY(begin(x, main, batch, e));
   for (int i = 0; i < run->n; i++) {
     const dt_action *a = &run->action[i];
     int64_t start = x->tracing ? dt_trace_clock() : 0;
     if (a->micro >= batch->nmicro) { /* other replicas have this one: only what they all communicate */
       x->tick.micro = a->micro, x->tick.nsample = 0;
-      DT_TRY(dt_exec_segment(x, &x->b[0], segment(a), 0, main->seg[segment(a)].ins.n, a->first, a->last, true, a->slot, e));
+      DT_TRY(dt_exec_segment(x, &x->b[0], segment(a), 0, main->seg[segment(a)].ins.n, a->first, a->last, true, a->slot,
+                             e));
       continue;
     }
     bound_plan *b = dt_exec_plan_for(x, batch->micro[a->micro].n);
     DT_TRY(act(x, b, a->micro, segment(a), ds, a->first, a->last, a->slot, e));
     if (x->tracing)
-      dt_trace_span(x, a->kind == 'F' ? "F of chunk" : a->kind == 'B' ? "B of chunk" : "W of chunk", a->chunk, a->micro, start);
+      dt_trace_span(x,
+                    a->kind == 'F'   ? "F of chunk"
+                    : a->kind == 'B' ? "B of chunk"
+                                     : "W of chunk",
+                    a->chunk, a->micro, start);
     if (a->kind == 'F' && b->stats && a->chunk == p->chunks - 1) stats[0] += b->stats[0], stats[1] += b->stats[1];
     if (p->look && p->bad && !p->bad_stage) /* forward in the order of stages, then backward in the reverse */
       p->bad_stage = a->kind == 'F' ? a->chunk + 1 : 2 * p->chunks - a->chunk;
