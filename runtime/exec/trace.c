@@ -95,8 +95,13 @@ void dt_trace_flush(dt_trace *t) {
 /* ---- events ---- */
 static void add(dt_exec *x, event v) {
   dt_trace *t = x->trace;
-  if (t->n == EVENTS || atomic_load_explicit(&t->made, memory_order_relaxed) - t->taken > JOBS / 2) dt_trace_flush(t);
   v.step = (int)x->trace_step;
+  if (t->n > EVENTS - 2 || atomic_load_explicit(&t->made, memory_order_relaxed) - t->taken > JOBS / 2) {
+    event own = {.start = dt_trace_clock(), .name = "the trace is written", .number = -1, .step = v.step, .micro = -1};
+    dt_trace_flush(t);
+    own.end = dt_trace_clock();
+    t->ev[t->n++] = own;
+  }
   t->ev[t->n++] = v;
 }
 
