@@ -113,7 +113,8 @@ dt_commq *dt_commq_new(dt_err *e) {
   return q;
 }
 
-void dt_commq_watch(dt_commq *q, void (*done)(void *ctx, const dt_commjob *job, int64_t start, int64_t end), void *ctx) {
+void dt_commq_watch(dt_commq *q, void (*done)(void *ctx, const dt_commjob *job, int64_t start, int64_t end),
+                    void *ctx) {
   q->done_fn = done, q->done_ctx = ctx; /* the thread reads them behind the counter of the first job */
 }
 

@@ -104,17 +104,17 @@ struct dt_exec {
     dt_batch batch;
     double begun, stats[2];
     int64_t start, micro_start; /* for the trace */
-    int micro, micros; /* the microbatch at hand; how many this rank takes part in */
-    bound_plan *plan;  /* of that microbatch */
+    int micro, micros;          /* the microbatch at hand; how many this rank takes part in */
+    bound_plan *plan;           /* of that microbatch */
   } now;
-  double inv_count;  /* what the last step's gradients were multiplied by */
-  int fault;         /* DT_FAULT, for tests */
-  pipe *pipe;        /* NULL: none */
-  dt_trace *trace;   /* NULL: none */
-  bool tracing;      /* this step is in it */
+  double inv_count;   /* what the last step's gradients were multiplied by */
+  int fault;          /* DT_FAULT, for tests */
+  pipe *pipe;         /* NULL: none */
+  dt_trace *trace;    /* NULL: none */
+  bool tracing;       /* this step is in it */
   int64_t trace_step; /* its number there */
-  bool tells;        /* its loss, statistics and metrics are the ones that count: once for each part of the data */
-  dt_comm *replicas; /* ranks that have the same part of the model: they differ on the axis "data" alone */
+  bool tells;         /* its loss, statistics and metrics are the ones that count: once for each part of the data */
+  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axis "data" alone */
 };
 
 /* bind.c: allocates, binds, initialises */

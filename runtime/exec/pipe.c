@@ -218,7 +218,11 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
     bound_plan *b = dt_exec_plan_for(x, batch->micro[a->micro].n);
     DT_TRY(act(x, b, a->micro, segment(a), ds, a->first, a->last, a->slot, e));
     if (x->tracing)
-      dt_trace_span(x, a->kind == 'F' ? "F of chunk" : a->kind == 'B' ? "B of chunk" : "W of chunk", a->chunk, a->micro, start);
+      dt_trace_span(x,
+                    a->kind == 'F'   ? "F of chunk"
+                    : a->kind == 'B' ? "B of chunk"
+                                     : "W of chunk",
+                    a->chunk, a->micro, start);
     if (a->kind == 'F' && b->stats && a->chunk == p->chunks - 1) stats[0] += b->stats[0], stats[1] += b->stats[1];
     if (p->look && p->bad && !p->bad_stage) /* forward in the order of stages, then backward in the reverse */
       p->bad_stage = a->kind == 'F' ? a->chunk + 1 : 2 * p->chunks - a->chunk;

@@ -39,7 +39,11 @@ struct dt_trace {
 static size_t escape(char *to, size_t room, const char *s) {
   size_t n = 0;
   for (const unsigned char *c = (const unsigned char *)s; *c && n + 8 < room;) {
-    int more = *c < 0x80 ? 0 : *c >= 0xc2 && *c < 0xe0 ? 1 : *c >= 0xe0 && *c < 0xf0 ? 2 : *c >= 0xf0 && *c < 0xf5 ? 3 : -1;
+    int more = *c < 0x80                 ? 0
+               : *c >= 0xc2 && *c < 0xe0 ? 1
+               : *c >= 0xe0 && *c < 0xf0 ? 2
+               : *c >= 0xf0 && *c < 0xf5 ? 3
+                                         : -1;
     bool good = more >= 0;
     for (int i = 1; good && i <= more; i++) good = (c[i] & 0xc0) == 0x80;
     if (good && *c == 0xe0) good = c[1] >= 0xa0;
@@ -67,8 +71,9 @@ static void emit(dt_trace *t, const event *v) {
   int64_t at = v->start - t->f.base, span = v->end > v->start ? v->end - v->start : 0;
   if (at < 0) at = 0;
   size_t n = t->len;
-  n += (size_t)snprintf(t->text + n, LINE, "{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d,", t->f.rank,
-                        v->tid, (long long)(at / 1000), (int)(at % 1000), (long long)(span / 1000), (int)(span % 1000));
+  n += (size_t)snprintf(t->text + n, LINE, "{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d,",
+                        t->f.rank, v->tid, (long long)(at / 1000), (int)(at % 1000), (long long)(span / 1000),
+                        (int)(span % 1000));
   if (v->label) n += (size_t)snprintf(t->text + n, LABEL, "%s", v->label);
   else if (v->number < 0) n += (size_t)snprintf(t->text + n, LABEL, "\"name\":\"%s\",\"args\":{", v->name);
   else n += (size_t)snprintf(t->text + n, LABEL, "\"name\":\"%s %lld\",\"args\":{", v->name, (long long)v->number);
@@ -90,8 +95,13 @@ void dt_trace_flush(dt_trace *t) {
 /* ---- events ---- */
 static void add(dt_exec *x, event v) {
   dt_trace *t = x->trace;
-  if (t->n == EVENTS || atomic_load_explicit(&t->made, memory_order_relaxed) - t->taken > JOBS / 2) dt_trace_flush(t);
   v.step = (int)x->trace_step;
+  if (t->n > EVENTS - 2 || atomic_load_explicit(&t->made, memory_order_relaxed) - t->taken > JOBS / 2) {
+    event own = {.start = dt_trace_clock(), .name = "the trace is written", .number = -1, .step = v.step, .micro = -1};
+    dt_trace_flush(t);
+    own.end = dt_trace_clock();
+    t->ev[t->n++] = own;
+  }
   t->ev[t->n++] = v;
 }
 
@@ -112,7 +122,10 @@ void dt_trace_span(dt_exec *x, const char *name, int64_t number, int micro, int6
 
 void dt_trace_ran(dt_exec *x, const bound *q, int64_t start) {
   if (q->label)
-    add(x, (event){.start = start, .end = dt_trace_clock(), .label = q->label, .micro = q->ins->phase == DT_UPD ? -1 : x->tick.micro});
+    add(x, (event){.start = start,
+                   .end = dt_trace_clock(),
+                   .label = q->label,
+                   .micro = q->ins->phase == DT_UPD ? -1 : x->tick.micro});
 }
 
 /* A collective that this thread ran itself from `begun` on, having waited for the communication thread since `start`. */
@@ -140,7 +153,8 @@ static void name_of(const dt_instr *ins, char *out, size_t room) {
 #undef EW
   };
   size_t n = (size_t)snprintf(out, room, "%s", ins->op == DT_OP_fused ? "" : dt_op(ins->op)->name);
-  bool chain = ins->vm && !(ins->vm->nins == 1 && !strcmp(out, ew[ins->vm->ins[0].op])); /* an elementwise op has its own program */
+  bool chain = ins->vm && !(ins->vm->nins == 1 &&
+                            !strcmp(out, ew[ins->vm->ins[0].op])); /* an elementwise op has its own program */
   for (int i = 0; chain && i < ins->vm->nins && i < 4; i++)
     n += (size_t)snprintf(out + n, room - n, "%s%s", n ? "+" : "", ew[ins->vm->ins[i].op]);
   if (!n) snprintf(out, room, "copy");
@@ -173,8 +187,8 @@ static char *label_of(const dt_exec *x, const bound_plan *b, const bound *q) {
         if (!ins->file) ins = w;
       }
   }
-  int n = snprintf(text, sizeof text, "\"name\":\"%s\",\"cat\":\"%s\",\"args\":{\"phase\":\"%s\"", name, cats[q->ins->kind],
-                   phases[ins->phase]);
+  int n = snprintf(text, sizeof text, "\"name\":\"%s\",\"cat\":\"%s\",\"args\":{\"phase\":\"%s\"", name,
+                   cats[q->ins->kind], phases[ins->phase]);
   if (ins->file) {
     escape(file, sizeof file, ins->file);
     n += snprintf(text + n, sizeof text - (size_t)n, ",\"at\":\"%s:%d\"", file, ins->line);
@@ -182,7 +196,8 @@ static char *label_of(const dt_exec *x, const bound_plan *b, const bound *q) {
   if (bytes > 0) n += snprintf(text + n, sizeof text - (size_t)n, ",\"bytes\":%.0f", bytes);
   if (flops > 0) n += snprintf(text + n, sizeof text - (size_t)n, ",\"flops\":%.0f", flops);
   if (ins->kind == DT_I_COMM)
-    n += snprintf(text + n, sizeof text - (size_t)n, ",\"ranks\":%d", q->job.comm ? q->job.comm->size : x->ctx->comm->size);
+    n += snprintf(text + n, sizeof text - (size_t)n, ",\"ranks\":%d",
+                  q->job.comm ? q->job.comm->size : x->ctx->comm->size);
   const char *bucket = ins->reason ? strstr(ins->reason, "bucket ") : NULL;
   int number;
   if (bucket && sscanf(bucket + 7, "%d", &number) == 1)
@@ -206,7 +221,8 @@ void dt_trace_attach(dt_exec *x) {
         q->label = label_of(x, b, q);
         if (q->slotted < 0 || !b->more[s]) continue;
         int others = x->pipe->slots[(s - DT_SEG_FIXED) / 3] - 1;
-        for (int slot = 1; slot <= others; slot++) b->more[s][(slot - 1) * b->nslotted[s] + q->slotted].label = q->label;
+        for (int slot = 1; slot <= others; slot++)
+          b->more[s][(slot - 1) * b->nslotted[s] + q->slotted].label = q->label;
       }
   }
 }

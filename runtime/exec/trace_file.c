@@ -43,7 +43,8 @@ static dt_status agree(dt_comm *c, const answer *mine, dt_err *e) {
 
 static void cannot(answer *a, const char *path) {
   a->failed = 1;
-  snprintf(a->text, sizeof a->text, "--trace %.300s: cannot write the file: %s; give a file in a folder that can be written", path,
+  snprintf(a->text, sizeof a->text,
+           "--trace %.300s: cannot write the file: %s; give a file in a folder that can be written", path,
            strerror(errno));
 }
 
@@ -65,8 +66,9 @@ static bool open_common(dt_trace_file *t, const char *path, const host *first, b
   t->fd = open(path, O_RDWR | O_APPEND | O_CLOEXEC);
   if (t->fd < 0) return false;
   struct statfs fs;
-  bool net = !fstatfs(t->fd, &fs) && (fs.f_type == 0x6969 /* NFS */ || (uint32_t)fs.f_type == 0xff534d42u /* CIFS */ ||
-                                      (uint32_t)fs.f_type == 0xfe534d42u /* SMB2 */ || fs.f_type == 0x65735546 /* FUSE */);
+  bool net = !fstatfs(t->fd, &fs) &&
+             (fs.f_type == 0x6969 /* NFS */ || (uint32_t)fs.f_type == 0xff534d42u /* CIFS */ ||
+              (uint32_t)fs.f_type == 0xfe534d42u /* SMB2 */ || fs.f_type == 0x65735546 /* FUSE */);
   ssize_t n = pread(t->fd, head, sizeof head - 1, 0);
   if (n > 0 && strstr(head, first->token) && (same_host || !net)) return true;
   close(t->fd);
@@ -115,8 +117,10 @@ static dt_status open_all(dt_trace_file *t, dt_comm *c, const char *path, const 
   if (c->rank == 0) {
     t->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
     if (t->fd < 0) cannot(&a, path);
-    snprintf(text, sizeof text, "[\n{\"ph\":\"M\",\"pid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"dtrain %s\",\"run\":\"%s\"}},\n",
-             version, mine.token);
+    snprintf(
+        text, sizeof text,
+        "[\n{\"ph\":\"M\",\"pid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"dtrain %s\",\"run\":\"%s\"}},\n",
+        version, mine.token);
     put(t, text);
   }
   DT_TRY(agree(c, &a, e));

@@ -59,7 +59,10 @@ static void check(const program *g) {
     in[k] = mem(g->dtype);
     for (int64_t i = 0; i < N; i++)
       dt_put(in[k], g->dtype, i,
-             !dt_is_float(g->dtype) ? irnd(100) : i % 11 == 5 ? 20 * rnd() : i % 13 == 1 ? rnd() / 50 : 3 * rnd());
+             !dt_is_float(g->dtype) ? irnd(100)
+             : i % 11 == 5          ? 20 * rnd()
+             : i % 13 == 1          ? rnd() / 50
+                                    : 3 * rnd());
   }
   run(g, in, want, 0, N, pools[0]);
   for (int t = 1; t < 3; t++) {
@@ -106,10 +109,11 @@ static void chains(int dtype) {
   static const int often[] = {DT_EW_mul, DT_EW_add, DT_EW_mul, DT_EW_sub, DT_EW_mul, DT_EW_add, DT_EW_square};
   static const int seldom[] = {DT_EW_gelu, DT_EW_gelu_bwd, DT_EW_silu_bwd, DT_EW_exp, DT_EW_tanh, DT_EW_rsqrt};
   for (int k = 0; k < 40; k++) {
-    program g = {.nin = 3, .nins = 3 + irnd(MAX_INS - 3), .dtype = dtype, .to = dtype, .scalar = k % 4 ? 0 : 1u << irnd(3)};
+    program g = {
+        .nin = 3, .nins = 3 + irnd(MAX_INS - 3), .dtype = dtype, .to = dtype, .scalar = k % 4 ? 0 : 1u << irnd(3)};
     for (int j = 0; j < g.nins; j++) {
       int op = irnd(7) ? often[irnd(7)] : seldom[irnd(6)], live = 3 + j;
-      g.ins[j] = (dt_vmi){(uint16_t)op, (int16_t)(3 + j), (int16_t)(j && irnd(3) ? live - 1 : irnd(live)),
+      g.ins[j] = (dt_vmi){(uint16_t)op,        (int16_t)(3 + j),    (int16_t)(j && irnd(3) ? live - 1 : irnd(live)),
                           (int16_t)irnd(live), (int16_t)irnd(live), {0, 0}};
     }
     snprintf(g.name, sizeof g.name, "chain %d of %s", k, dt_dtype_name(dtype));

@@ -119,6 +119,17 @@ describe("a trace", function()
     assert.are.equal(4, names["backward of microbatch 0"])
     assert.are.equal(1, names["step 4"])
   end)
+  it("of a step with more events than fit in memory is whole", function()
+    local dir = support.folder()
+    support.write(dir .. "/many.lua", [[
+      local dt = require "dtrain"
+      local nn, optim, data = dt.nn, dt.optim, dt.data
+      return dt.job { model = nn.Linear(4, 2), loss = nn.MSE(), batch = { global = 9000, micro = 1 }, steps = 1,
+        optimizer = optim.SGD { lr = 0.1 }, data = data.synthetic { inputs = { 4 }, targets = { 2 }, samples = 9000 } }]])
+    local by, names = traced(dir .. "/many.lua")
+    assert.is_true(#by["0:0"] > 65536 and names["the trace is written"] >= 1)
+    assert.are.equal(9000, count(by["0:0"], "^microbatch"))
+  end)
   it("has names with quotes and backslashes as they are", function()
     local dir = support.folder()
     local name = 'a "b" \\c\n.lua'
