@@ -258,10 +258,10 @@ static void push_traffic(lua_State *L, const dt_plan *p, const dt_traffic *t) {
   field_int(L, "sent", t->sent);
   field_int(L, "received", t->received);
   field_text(L, "when",
-             t->micro                              ? "each microbatch"
-             : t->seg == DT_SEG_PRE                ? "once a step, before"
-             : t->seg == DT_SEG_UPD                ? "once a step, after"
-                                                   : "after the last microbatch");
+             t->micro               ? "each microbatch"
+             : t->seg == DT_SEG_PRE ? "once a step, before"
+             : t->seg == DT_SEG_UPD ? "once a step, after"
+                                    : "after the last microbatch");
   lua_pushboolean(L, t->micro);
   lua_setfield(L, -2, "each_microbatch");
   lua_pushboolean(L, x->ticket != 0 || x->kind != DT_I_COMM);

@@ -47,9 +47,9 @@ local function entry(job, plan, c, micro, every)
   return e
 end
 
---- The entries of a rank's plans (engine.plans) in the order of the step; micro: microbatches of a full step. An entry: op, axis, axes,
---- ranks | peer, reduction, dtype, bytes (of its input), sent and received (each time), when, times (in a step), overlapped, first, last
---- and share (of the operations beside it), beside (these in words), reason, line.
+--- The entries of a rank's plans (engine.plans) in the order of the step; micro: microbatches of a full step. An entry: op, axis,
+--- axes, ranks | peer, reduction, dtype, bytes (of its input), sent and received (each time), when, times (in a step), overlapped,
+--- first, last and share (of the operations beside it), beside (these in words), reason, line.
 function T.list(job, plans, micro)
   local out = util.array {}
   for _, c in ipairs(plans.main:collectives()) do out[#out + 1] = entry(job, plans.main, c, micro) end

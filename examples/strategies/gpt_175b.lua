@@ -1,5 +1,5 @@
--- GPT-3's largest model (Brown et al. 2020) on thousands of ranks, 8 on the axis tensor, 8 pipeline stages, the rest data replicas with ZeRO-1
--- (Narayanan et al. 2021). Nobody needs these ranks to plan for them:
+-- GPT-3's largest model (Brown et al. 2020) on thousands of ranks: 8 on the axis tensor, 8 on the pipeline, the rest data replicas
+-- with ZeRO-1 (Narayanan et al. 2021). Nobody needs these ranks to plan for them:
 --   dtrain plan examples/strategies/gpt_175b.lua --ranks 4096      what each rank holds and what it sends
 --   dtrain explain examples/strategies/gpt_175b.lua --ranks 4096 --rank 4095 --json
 local dt = require "dtrain"

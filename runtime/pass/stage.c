@@ -449,7 +449,8 @@ static void total_norm(cutter *c, dt_nid i) {
   dt_graph *g = c->g;
   const dt_node n = c->node.p[i];
   DT_VEC(dt_val) in = {0};
-  int *of = dt_xalloc(sizeof(int) * (size_t)(c->val.n + 1)); /* [old value] the parameter whose gradient it is, from 1 */
+  int *of = dt_xalloc(sizeof(int) *
+                      (size_t)(c->val.n + 1)); /* [old value] the parameter whose gradient it is, from 1 */
   for (int q = g->param.n - 1; q >= 0; q--)
     if (g->param.p[q].grad >= 0 && g->param.p[q].grad < c->val.n) of[g->param.p[q].grad] = q + 1;
   for (int k = 0; k < n.nin; k++) {

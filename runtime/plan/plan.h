@@ -93,11 +93,12 @@ bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c);
 /* A collective or a message of the step (traffic.c). */
 typedef struct dt_traffic {
   const dt_instr *x;
-  int seg, ranks;                 /* segment; ranks of the group, 2 for a message */
-  bool micro;                     /* in each microbatch, not once a step */
-  int64_t bytes, sent, received;  /* of its input (a message: of it); what a rank sends and receives each time */
-  const char *first, *last, *needs; /* operations beside it, NULL: none; the one that waits for it, NULL: the part of the step ends */
-  double flops;                   /* of those beside it */
+  int seg, ranks;                /* segment; ranks of the group, 2 for a message */
+  bool micro;                    /* in each microbatch, not once a step */
+  int64_t bytes, sent, received; /* of its input (a message: of it); what a rank sends and receives each time */
+  const char *first, *last,
+      *needs;   /* operations beside it, NULL: none; the one that waits for it, NULL: the part of the step ends */
+  double flops; /* of those beside it */
 } dt_traffic;
 /* In the order of the step; returns how many there are. *out is the caller's to free. */
 int dt_plan_traffic(const dt_plan *p, dt_traffic **out);

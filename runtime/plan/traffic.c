@@ -6,10 +6,9 @@
 
 #include "plan.h"
 
-static void volume(const dt_plan *p, dt_traffic *t) {
+static void volume(dt_traffic *t) {
   const dt_instr *x = t->x;
   int64_t n = t->ranks, b = t->bytes;
-  (void)p;
   switch (x->op) {
     case DT_OP_all_reduce: t->sent = 2 * b * (n - 1) / n; break;
     case DT_OP_all_gather: t->sent = b * (n - 1); break; /* the input is one rank's part */
@@ -51,9 +50,12 @@ int dt_plan_traffic(const dt_plan *p, dt_traffic **out) {
       const dt_instr *x = &p->seg[s].ins.p[i];
       bool message = x->kind == DT_I_SEND || x->kind == DT_I_RECV;
       if (x->kind != DT_I_COMM && !message) continue;
-      dt_traffic t = {.x = x, .seg = s, .ranks = message ? 2 : dt_group_size(&p->g->mesh, x->group), .bytes = dt_nbytes(&x->view[0].t)};
+      dt_traffic t = {.x = x,
+                      .seg = s,
+                      .ranks = message ? 2 : dt_group_size(&p->g->mesh, x->group),
+                      .bytes = dt_nbytes(&x->view[0].t)};
       t.micro = s != DT_SEG_PRE && s != DT_SEG_UPD && !(x->flags & DT_NODE_LAST_MICRO);
-      volume(p, &t);
+      volume(&t);
       if (!message) beside(p, &t, i);
       dt_vec_push(&list, t);
     }

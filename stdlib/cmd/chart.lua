@@ -38,7 +38,8 @@ end
 function M.data(p, micro)
   local share, s, name = M.bubble(p, micro)
   local w = s:split() and 1 or 0
-  return { stages = p.pipeline, chunks = p.chunks, schedule = name, microbatches = micro, ticks = (s:time(1, 1, w)), bubble = share,
+  return { stages = p.pipeline, chunks = p.chunks, schedule = name, microbatches = micro,
+    ticks = (s:time(1, 1, w)), bubble = share,
     in_flight = s:in_flight(), actions = util.map(s:starts(1, 1, w), function(actions)
       return util.array(util.map(actions, function(a) return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4] } end))
     end) }

@@ -18,8 +18,8 @@ function M.line(job, micro, replicas)
   local held = p.recompute and f.full / (p.sequence and p.tensor or 1) or p.sequence and f.sequence or f.none
   local blocks = 12 * width ^ 2 * model.layers / (p.tensor * p.pipeline)
   local states = blocks * formulas.zero_bytes(p.zero, replicas) / 2 ^ 30
-  return ("memory by the closed form: states of the blocks %.4g GiB (Rajbhandari et al. 2020), activations %.4g GiB (Korthikanti et al. "
-    .. "2022)"):format(states, held)
+  return ("memory by the closed form: states of the blocks %.4g GiB (Rajbhandari et al. 2020), activations %.4g GiB "
+    .. "(Korthikanti et al. 2022)"):format(states, held)
 end
 
 return util.strict(M, "closed")

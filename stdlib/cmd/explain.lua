@@ -20,7 +20,8 @@ return function(words)
   local list = traffic.list(job, plans, micro)
   local totals = traffic.totals(list)
   if cli.given.json then
-    local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(where.mesh), collectives = list, totals = totals }
+    local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(where.mesh), collectives = list,
+      totals = totals }
     if p.pipeline > 1 then out.pipeline = util.at(job.where, chart.data, p, micro) end
     print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
     return 0

@@ -1,3 +1,4 @@
+-- luacheck: no max line length
 -- dtrain plan and dtrain explain: volumes against closed forms, planned memory against what a run allocates, thousands of ranks.
 require "dtrain" -- opens the searcher of what follows
 local core = require "dtrain.core"
