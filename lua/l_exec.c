@@ -395,12 +395,25 @@ static int x_memory(lua_State *L) {
 
 void dtl_open_exec(lua_State *L) {
   static const luaL_Reg fn[] = {{"exec", l_exec}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"add", x_add},          {"ready", x_ready},       {"close", x_close},
-                                    {"step", x_step},        {"eval", x_eval},         {"begin", x_begin},
-                                    {"forward", x_forward},  {"backward", x_backward}, {"finish", x_finish},
-                                    {"call", x_call},        {"names", x_names},       {"get", x_get},
-                                    {"set", x_set},          {"digest", x_digest},     {"memory", x_memory}, {"pipe_times", x_pipe_times},
-                                    {"save", dtl_exec_save}, {"load", dtl_exec_load},  {NULL, NULL}};
+  static const luaL_Reg method[] = {{"add", x_add},
+                                    {"ready", x_ready},
+                                    {"close", x_close},
+                                    {"step", x_step},
+                                    {"eval", x_eval},
+                                    {"begin", x_begin},
+                                    {"forward", x_forward},
+                                    {"backward", x_backward},
+                                    {"finish", x_finish},
+                                    {"call", x_call},
+                                    {"names", x_names},
+                                    {"get", x_get},
+                                    {"set", x_set},
+                                    {"digest", x_digest},
+                                    {"memory", x_memory},
+                                    {"pipe_times", x_pipe_times},
+                                    {"save", dtl_exec_save},
+                                    {"load", dtl_exec_load},
+                                    {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_EXEC);
   lua_pushcfunction(L, exec_gc);

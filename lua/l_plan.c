@@ -152,8 +152,12 @@ int dtl_compile(lua_State *L) {
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
   if (comm != DT_F32 && comm != precision)
-    dtl_fail(L, "%s: gradients can travel as f32 or as %s, the precision, not as %s", fn, dt_dtype_name(precision),
-             dt_dtype_name(comm));
+    dtl_fail(
+        L,
+        "parallel: gradient.dtype = %s: gradients travel as f32%s%s in a job of precision %s; precision = \"%s\" or a "
+        "hook (dt.hooks.bf16) would",
+        dt_dtype_name(comm), precision == DT_F32 ? "" : " or ", precision == DT_F32 ? "" : dt_dtype_name(precision),
+        dt_dtype_name(precision), dt_dtype_name(comm));
   if (ranks != size)
     dtl_fail(L, "%s: the graph's mesh has %d rank%s, but ranks = %lld; give core.graph the mesh of those ranks", fn,
              size, size == 1 ? "" : "s", (long long)ranks);

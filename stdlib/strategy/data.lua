@@ -22,7 +22,7 @@ function D.check(p)
   end
   if p.gradient.hook and p.pipeline > 1 then
     util.fail("dt.job: parallel: gradient.hook and pipeline = %d: each stage has buckets of its own, of which a hook's states know "
-      .. "nothing; set pipeline = 1, or leave the hook out (gradient = { dtype = \"bf16\" } sends 16 bits)", p.pipeline)
+      .. "nothing; set pipeline = 1, or leave the hook out", p.pipeline)
   end
 end
 

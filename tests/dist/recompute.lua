@@ -62,7 +62,7 @@ if not args.digest then return job end
 local engine = dt.engine(job)
 local losses = {}
 for step in engine:batches() do losses[step] = ("%.9g"):format(engine:step().loss) end
-local digest = engine.exec:digest() -- of the whole: all ranks tell their parts
+local digest = engine.exec:digest() -- of whole tensors: all ranks call it
 if dt.rank() == 0 then
   print("digest " .. digest)
   print("losses " .. table.concat(losses, " "))

@@ -329,6 +329,7 @@ hook("changes the shape", "return b:sum()", "hook returned f32 of shape {} for a
 hook("changes the dtype", "return b:to 'i64'", "hook returned i64 of shape .-; it must keep the shape, in a float dtype")
 hook("returns nothing", "", "hook must return the reduced bucket, got nil")
 hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has data", "job")
+parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
 parallel("a hook and a pipeline", "pipeline = 2, gradient = { hook = dt.hooks.bf16 }", "gradient%.hook and pipeline = 2: .- set pipeline = 1, or leave the hook out", { plan = 2 })
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
