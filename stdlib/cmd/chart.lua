@@ -33,8 +33,8 @@ function M.lines(p, micro)
   return out
 end
 
---- The chart as values: { stages =, chunks =, schedule =, microbatches =, ticks =, bubble =, in_flight =, actions = for each rank of the
---- axis a list of { kind =, microbatch =, chunk =, start = } }.
+--- The chart as values: { stages, chunks, schedule, microbatches, ticks, bubble, in_flight, actions = for each rank of the axis
+--- a list of { kind, microbatch, chunk, start } }.
 function M.data(p, micro)
   local share, s, name = M.bubble(p, micro)
   local w = s:split() and 1 or 0
