@@ -139,15 +139,22 @@ local function set(into, key, text)
   for part in text:gmatch("[^+]+") do table.insert(into[key], value(part)) end
 end
 
+-- What is left of a script's `parallel` when --parallel says none: its own strategies with the defaults of their options and axes of
+-- one rank, so that what they change in the training, or offer to --parallel, stays.
+local function nothing_of(given)
+  return { strategies = given.strategies and util.map(given.strategies, function(s)
+    local out, axes = util.copy(s), s.axes
+    out.axes = axes and function(p)
+      return util.map(axes(p), function(axis) return { name = axis.name, size = 1, splits = axis.splits } end)
+    end
+    return out
+  end) }
+end
+
 --- `given`, a script's `parallel`, with what --parallel says laid over it.
 function cli.parallel(given)
   local text = cli.peek("parallel", "string")
   if not text then return given end
-  if text == "none" then -- the axes of a script's own strategies stay known, with one rank
-    return { strategies = given.strategies and util.map(given.strategies, function(s)
-      return { name = s.name, options = s.options, axis = s.axis and function(p) return (s.axis(p)), 1 end }
-    end) }
-  end
   local out = util.copy(given)
   for key, v in util.sorted(out) do
     if type(v) == "table" and getmetatable(v) == nil then out[key] = util.copy(v) end
@@ -155,7 +162,7 @@ function cli.parallel(given)
   for item in text:gmatch("[^,]+") do
     local key, value = item:match("^%s*([%a_][%w_.]*)=(.+)$")
     if item == "none" then
-      out = {}
+      out = nothing_of(given)
     elseif not key then
       fail("--parallel wants key=value,key=value, got '%s'; zero=2,recompute=full would do", item)
     else

@@ -14,6 +14,10 @@ local M = {}
 M.allowed = { f32 = 2e-5, bf16 = 5e-2, f16 = 2e-2 }
 M.later = { f32 = 2e-4, bf16 = 5e-2, f16 = 2e-2 }
 
+-- A gradient that is zero but for rounding (a key's bias before softmax, a convolution's before batch norm) has no digits to compare.
+-- It is one whose largest element, on both sides, is within this part of the whole gradient's norm, from which that rounding comes.
+M.zero = { f32 = 1e-6, bf16 = 4e-3, f16 = 1e-3 }
+
 --- The names of a job's parameters, in the model's order.
 function M.names(job)
   local out = {}
@@ -55,36 +59,48 @@ local function place_of(t, i)
 end
 
 --- The first difference between a run and the one that it should equal, in the order of time and of `names`, or nil; and the
---- worst { loss, gradient, value } relative to the largest element.
-function M.runs(got, want, names, precision)
+--- worst { loss, gradient, later, value } relative to the largest element (gradient: in the first step; later: in those after it).
+--- sides: what messages call the two, default { "on the ranks", "in one process" }.
+function M.runs(got, want, names, precision, sides)
   local steps, precise = want.losses:numel(), M.allowed[precision]
-  local worst = { loss = 0, gradient = 0, value = 0 }
+  local worst = { loss = 0, gradient = 0, later = 0, value = 0 }
+  local here, there = table.unpack(sides or { "on the ranks", "in one process" })
   local noise, start = {}, {} -- by parameter: how far gradients differ relative to themselves; values before the first step
   local function numbers(step, what, key, limit)
     local a, b = got[key]:totable()[step], want[key]:totable()[step]
     local r = a == b and 0 or math.abs(a - b) / math.max(math.abs(b), 1e-30)
     worst.loss = math.max(worst.loss, r == r and r or math.huge)
     if r > limit or r ~= r then
-      return ("step %d: %s is %.9g on the ranks, %.9g in one process: %.2g relative (allowed %g)"):format(step, what, a,
-        b, r, limit)
+      return ("step %d: %s is %.9g %s, %.9g %s: %.3g relative (allowed %g)"):format(step, what, a, here, b, there, r, limit)
     end
   end
-  -- slack: tensor of what is allowed beside the limit, or nil
-  local function tensors(step, kind, name, key, limit, slack)
+  -- The norm of all gradients of a step.
+  local function norm_of(step)
+    local sum = 0
+    for _, name in ipairs(names) do
+      local g = want[("%d grad:%s"):format(step, name)]
+      if g then sum = sum + g:to "f64":norm():item() ^ 2 end
+    end
+    return sum ^ 0.5
+  end
+  -- slack: tensor of what is allowed beside the limit, or nil; floor: elements up to this size count as zero
+  local function tensors(step, kind, name, key, limit, slack, floor)
     local a, b = got[key], want[key]
     if not a and not b then return end
     if not a or not b then return ("step %d: the %s of %s is only on one side"):format(step, kind, name) end
     a, b = a:to "f64", b:to "f64"
     local apart, scale = ops.abs(a - b), largest(b)
+    if floor and scale <= floor and largest(a) <= floor then return end
     local over = slack and ops.maximum(apart - slack, 0) or apart
     local r = largest(over)
     r = r == 0 and 0 or r / math.max(scale, 1e-30)
-    worst[kind] = math.max(worst[kind], r == r and r or math.huge)
+    local place = kind == "gradient" and step > 1 and "later" or kind
+    worst[place] = math.max(worst[place], r == r and r or math.huge)
     if r <= limit then return end
     local i = r == r and ops.argmax(over:reshape { -1 }, 0):item() or 0
     local x, y = a:reshape { -1 }:totable()[i + 1], b:reshape { -1 }:totable()[i + 1]
-    return ("step %d: the %s of %s differs, most at %s: %.9g on the ranks, %.9g in one process; %.2g of its largest element "
-      .. "(allowed %g)"):format(step, kind, name, place_of(b, i), x, y, r, limit)
+    return ("step %d: the %s of %s differs, most at %s: %.9g %s, %.9g %s; %.3g of its largest element (allowed %g)"):format(step,
+      kind, name, place_of(b, i), x, here, y, there, r, limit)
   end
   -- An adaptive optimizer makes steps of full size from the rounding of a gradient that is zero but for it. So a value may differ by
   -- as much as the observed difference of its own gradient, in relation to that gradient, explains.
@@ -104,8 +120,9 @@ function M.runs(got, want, names, precision)
   for step = 1, steps do
     local limit = step == 1 and precise or M.later[precision]
     local text = numbers(step, "the loss", "losses", precise)
+    local floor = M.zero[precision] * norm_of(step)
     for _, name in ipairs(names) do
-      text = text or tensors(step, "gradient", name, ("%d grad:%s"):format(step, name), limit)
+      text = text or tensors(step, "gradient", name, ("%d grad:%s"):format(step, name), limit, nil, floor)
     end
     text = text or numbers(step, "the gradient norm", "norms", limit)
     for _, name in ipairs(names) do

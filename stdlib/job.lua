@@ -85,6 +85,7 @@ function M.job(given)
   self.batch = check_batch(o.batch)
   self.clip = check_clip(o.clip)
   self.precision, self.scaling = check_precision(o.precision)
+  self.declared = o.parallel -- what the script says, before the command line
   self.parallel = strategies.new(cli.parallel(o.parallel))
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)

@@ -15,7 +15,8 @@ describe("dtrain check finds equal", function()
     it(words, function()
       local code, text = check(job .. " " .. words)
       assert.are.equal(0, code, text)
-      assert.is_truthy(text:find "equal: losses to %S+, gradients of %d+ parameters to %S+, their values to %S+", text)
+      assert.is_truthy(text:find "equal: losses to %S+, gradients of %d+ parameters to %S+ %(in later steps %S+%), their values",
+        text)
     end)
   end
   it("a job with dropout, ignored labels and a parameter without gradient", function()
@@ -27,7 +28,72 @@ describe("dtrain check finds equal", function()
     assert.are.equal(0, code, text)
     assert.is_truthy(text:find "\ndata +equal", text)
     assert.is_truthy(text:find "recompute=full +equal", text)
-    assert.is_truthy(text:find "all that ran are equal", text)
+    assert.is_truthy(text:find "all %d+ that ran are equal", text)
+  end)
+end)
+
+describe("dtrain check compares", function()
+  for _, parallel in ipairs { "data=2", "tensor=2" } do
+    it("a gradient that is zero but for rounding with the whole gradient: " .. parallel, function()
+      local code, text = check("tests/dist/keys.lua --ranks 2 --parallel " .. parallel)
+      assert.are.equal(0, code, text)
+    end)
+  end
+  it("what later steps are allowed apart from the first", function()
+    local code, text = check(job .. " --ranks 2 --parallel tensor=2 --steps 3")
+    assert.are.equal(0, code, text)
+    local first, later = text:match "parameters to (%S+) %(in later steps (%S+)%)"
+    local allowed, allowed_later = text:match "%(allowed (%S+), after the first update (%S+)%)"
+    assert.is_true(tonumber(first) <= tonumber(allowed) and tonumber(later) <= tonumber(allowed_later), text)
+  end)
+  it("with another script", function()
+    local dir = support.folder()
+    local text_of = [[local dt = require "dtrain"
+local nn = dt.nn
+return dt.job { model = nn.Sequential { nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4) }, loss = nn.MSE(),
+  data = dt.data.synthetic { inputs = { 8 }, targets = { 4 }, samples = 32 }, batch = 8,
+  optimizer = dt.optim.SGD { lr = LR }, steps = 3, parallel = { zero = ZERO } }]]
+    support.write(dir .. "/a.lua", (text_of:gsub("LR", "0.1"):gsub("ZERO", "1")))
+    support.write(dir .. "/b.lua", (text_of:gsub("LR", "0.1"):gsub("ZERO", "0")))
+    support.write(dir .. "/c.lua", (text_of:gsub("LR", "0.2"):gsub("ZERO", "0")))
+    local code, text = check(("%s/a.lua --ranks 2 --reference %s/b.lua"):format(dir, dir))
+    assert.are.equal(0, code, text)
+    assert.is_truthy(text:find("against %S+/b.lua on as many"), text)
+    code, text = check(("%s/a.lua --ranks 2 --reference %s/c.lua"):format(dir, dir))
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find "DIFFERS at step 1: the value of 0.weight differs, most at .- here, %S+ in %S+/c.lua", text)
+    code, text = check(("%s/a.lua --ranks 2 --reference %s/none.lua"):format(dir, dir))
+    assert.are.equal(2, code, text)
+    assert.is_truthy(text:find "none.lua did not run", text)
+    code, text = check(("%s/a.lua --ranks 2 --all --reference %s/b.lua"):format(dir, dir))
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find "takes %-%-all or %-%-reference, not both", text)
+  end)
+end)
+
+describe("dtrain check --all", function()
+  local function script(parallel)
+    local dir = support.folder()
+    support.write(dir .. "/x.lua", ([[local dt = require "dtrain"
+local nn = dt.nn
+local never = { name = "never", place = function(_, _, mesh)
+  for _, axis in ipairs(mesh) do if axis.size > 1 then error("never on several ranks", 0) end end
+end }
+local mine = { name = "mine", options = { { "mine", "count", 1 } }, variants = { { "mine", { 1, 2 } } } }
+return dt.job { model = nn.Linear(8, 4), loss = nn.MSE(), batch = 8,
+  data = dt.data.synthetic { inputs = { 8 }, targets = { 4 }, samples = 32 },
+  optimizer = dt.optim.SGD { lr = 0.1 }, steps = 1, parallel = %s }]]):format(parallel))
+    return dir .. "/x.lua"
+  end
+  it("proves nothing when every row was refused", function()
+    local code, text = check(script "{ strategies = { never } }" .. " --ranks 2 --all --steps 1")
+    assert.are.equal(2, code, text)
+    assert.is_truthy(text:find "nothing is proved: every row was refused", text)
+  end)
+  it("tries a script's own strategies, too", function()
+    local code, text = check(script "{ strategies = { mine } }" .. " --ranks 2 --all --steps 1")
+    assert.are.equal(0, code, text)
+    assert.is_truthy(text:find "mine=2%S* +equal", text)
   end)
 end)
 
