@@ -50,7 +50,6 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
                .line = at->line,
                .reason = at->reason,
                .order = -1};
-  n.stream = dt_op(op)->flags & OP_COMM ? DT_STREAM_COMM : DT_STREAM_COMPUTE;
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (a) n.a = *a;
