@@ -69,17 +69,11 @@ local function sizes_text(job, where)
   return table.concat(out, ";")
 end
 
---- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places on the mesh's
---- other axes but "tensor", whose parts are equally large. sizes: a table that keeps what was found, data rank -> text.
+--- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their stages; parts of
+--- tensors are equally large. sizes: a table that keeps what was found, data rank -> text.
 function M.plan_key(job, where, sizes)
   sizes[where.data] = sizes[where.data] or sizes_text(job, where)
-  local out = { sizes[where.data] }
-  for _, axis in ipairs(where.mesh) do
-    if axis.name ~= "data" and axis.name ~= "tensor" then
-      out[#out + 1] = strategies.coord(where.mesh, where.rank, axis.name)
-    end
-  end
-  return table.concat(out, ";")
+  return sizes[where.data] .. ";" .. strategies.among(where.mesh, where.rank, "stages")
 end
 
 --- An executor with all of them, not yet ready (its memory() is known, nothing is allocated), and rows -> number of the

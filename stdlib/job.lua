@@ -139,11 +139,11 @@ end
 --- A field { name, dtype, shape } of the training set, or nil.
 function Job:field(name) return field(self.data.train, name) end
 
---- Where a rank among `ranks` stands: { ranks, rank, mesh, data = its coordinate on the axis "data", replicas = that
---- axis's size }.
+--- Where a rank among `ranks` stands: { ranks, rank, mesh, data = which part of the samples it has, from 0, replicas = how
+--- many parts there are }.
 function Job:where_is(rank, ranks)
   local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
-  local data_at, replicas = strategies.coord(mesh, rank, "data")
+  local data_at, replicas = strategies.among(mesh, rank, "samples")
   if self.parallel.p.independent then data_at, replicas = 0, 1 end -- every batch goes to all
   return { ranks = ranks, rank = rank, mesh = mesh, data = data_at, replicas = replicas }
 end
