@@ -69,7 +69,8 @@ void dtl_opts(lua_State *L, const char *fn, int arg, int i, const dtl_opt *o, in
 dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
 dt_ctx *dtl_ctx_now(void);           /* NULL before that */
 dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
-void dtl_signals(void);              /* SIGINT and SIGTERM set the flag that core.stop_requested reads; main.c */
+void dtl_signals(lua_State *L);      /* what asks to stop is from now on told to core.stop_requested; main.c */
+bool dtl_interrupted(void);          /* the process ends orderly although its exit code is not 0 */
 
 /* ---- concrete tensors (l_tensor.c): views that share counted memory ---- */
 typedef struct dtl_store {

@@ -18,7 +18,9 @@ static struct {
   dt_ctx *ctx;
   dt_ctx alone; /* ctx with a communicator of one rank */
   char *script;
+  bool interrupted; /* the run was asked to stop, and has come to an orderly end */
 } proc;
+enum { INTERRUPTED = 75 }; /* EX_TEMPFAIL of sysexits.h: come again */
 
 /* ---- the context ---- */
 /* Runs at exit, also after a script's os.exit. */
@@ -26,6 +28,7 @@ static void process_end(int status, void *unused) {
   (void)unused;
   fflush(NULL);
   if (!proc.ctx) return;
+  if (proc.interrupted && status == INTERRUPTED) status = 0; /* on all ranks */
   if (status != 0) dt_trace_flush(proc.ctx->trace);
   if (status != 0 && proc.ctx->comm->size > 1) proc.ctx->comm->vt->abort(proc.ctx->comm, status & 255);
   dtl_exec_end();
@@ -143,6 +146,13 @@ void dtl_signals(void) {
   sigaction(SIGTERM, &a, NULL);
 }
 
+/* core.interrupted() -> the exit code of a run that was asked to stop while work was left; all ranks end with it, each in its own time */
+static int l_interrupted(lua_State *L) {
+  proc.interrupted = true;
+  return lua_pushinteger(L, INTERRUPTED), 1;
+}
+bool dtl_interrupted(void) { return proc.interrupted; }
+
 static int l_stop_requested(lua_State *L) { return lua_pushboolean(L, stop_flag), 1; }
 
 /* ---- clock ---- */
@@ -229,6 +239,7 @@ void dtl_open_sys(lua_State *L) {
       {"local_size", l_local_size},
       {"threads", l_threads},
       {"stop_requested", l_stop_requested},
+      {"interrupted", l_interrupted},
       {"now", l_now},
       {"sleep", l_sleep},
       {"isatty", l_isatty},

@@ -26,7 +26,7 @@ function Pieces:microbatches()
         p.micro, p.step, p.wants)
     end
     if not p then
-      if self.step_number >= self.steps or self:stop_requested() then return nil end
+      if self:over() then return nil end
       p = M.batch(self)
       p.micro, p.micros = 0, self.exec:begin(self.loader)
       self.pieces = p
