@@ -1,4 +1,4 @@
-/* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
+/* Floor 5: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
  * that dt_verify accepts. Rank is in the spec, never a global.
  *
  *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> reduce -> fuse -> bucket -> order -> memory -> plan
@@ -7,7 +7,7 @@
  * rules like any op, so that grad and everything after it sees local tensors only. */
 #ifndef DT_PASS_H
 #define DT_PASS_H
-#include "../ir/ir.h"
+#include "../ir/edit.h"
 
 typedef struct dt_spec {
   int rank;                     /* global rank that the plan is for; its coordinates on g->mesh follow */
@@ -110,8 +110,4 @@ dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t by
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);
 void dt_dump_pass(const dt_graph *g, const char *when,
                   const char *pass); /* for DT_DUMP; grad and update call it themselves */
-void dt_graph_compact(
-    dt_graph *g); /* drops nodes marked DT_NODE_DEAD; values and nodes get new ids, all lists of the graph follow */
-void dt_graph_prune(dt_graph *g,
-                    dt_nid from); /* marks nodes >= from whose values nobody needs, and compacts: ids below keep */
 #endif

@@ -1,4 +1,4 @@
-/* Floor 5: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
+/* Floor 6: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
  *
  * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). On the mesh axis "pipeline" MICRO is empty and
  * each chunk has F, B and W instead; a run lists (segment, microbatch, slot) in the schedule's order. An instruction is a kernel call whose views carry region and offset, or a
@@ -28,7 +28,10 @@ typedef struct dt_instr {
   int16_t nin, nout;
   dt_view *view; /* [nin + nout], p unset: inputs, then outputs */
   dt_addr *addr; /* [nin + nout] */
-  dt_attr attr[DT_MAX_ATTR];
+  union {
+    dt_attr attr[DT_MAX_ATTR];
+    dt_attrs a;
+  };
   const dt_vm *vm;
   uint32_t acc, acc_first0;
   int64_t ws; /* workspace bytes */
