@@ -32,7 +32,7 @@ end
 local function own(source, folder)
   local path = source:match "^@(.*)"
   if not path then return not source:find "^=" end
-  return path:sub(1, 1) ~= "/" or path:sub(1, #folder) == folder
+  return path:sub(1, 1) ~= "/" or folder ~= "" and path:sub(1, #folder) == folder
 end
 
 --- Reading a global that was never set is an error in the files below `folder` (of the script, with its slash) and in relative ones.
