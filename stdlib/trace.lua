@@ -11,19 +11,18 @@ local util = require "dtrain.util"
 local trace = {}
 
 --- Declares every parameter and buffer of a module in the graph; symbols[parameter] = symbol. group(name) ->
---- optimizer group.
-function trace.declare(graph, module, symbols, prefix, group)
+--- optimizer group. frozen: set of parameters that get no gradient whatever their own flag says, or nil.
+function trace.declare(graph, module, symbols, prefix, group, frozen)
   M.base.each_parameter(module, function(name, p)
     name = prefix .. name
     if symbols[p] then return end
     if p.type == "buffer" then
       symbols[p] = graph:buffer(name, p.shape, { init = p:initial() })
     else
-      symbols[p] = graph:param(name, p.shape, { init = p:initial(), trainable = p.trainable,
-        group = group and group(name) or 0 })
+      symbols[p] = graph:param(name, p.shape, { init = p:initial(),
+        trainable = p.trainable and not (frozen and frozen[p]), group = group and group(name) or 0 })
       if p.place then graph:place(name, p.place) end
     end
-    p.path = name
   end)
 end
 
@@ -73,7 +72,7 @@ local function within(job, how, training, f)
   return util.at(job.where, scope.with, s, function()
     local optimizer = job.optimizer
     for _, m in ipairs(trace.modules(job)) do
-      trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end)
+      trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end, job.frozen)
     end
     if M.is(job.model) then s.blocks, s.lists = M.base.blocks(job.model) end
     return f(graph)
@@ -83,13 +82,7 @@ end
 -- What is traced depends on the rank only by its coordinates on axes that divide layers: ranks that differ in others compile
 -- copies of one graph. how.known is a table that keeps such graphs, or nil.
 local function shared(how, what, f)
-  local key = { what, how.rows }
-  for _, axis in ipairs(how.where.mesh) do
-    if axis.name ~= "data" and axis.name ~= "pipeline" then
-      key[#key + 1] = strategies.coord(how.where.mesh, how.where.rank, axis.name)
-    end
-  end
-  key = table.concat(key, " ")
+  local key = table.concat({ what, how.rows, (strategies.among(how.where.mesh, how.where.rank)) }, " ")
   if not how.known[key] then how.known[key] = table.pack(f()) end
   local k = how.known[key]
   return k[1]:clone(), table.unpack(k, 2, k.n)

@@ -42,18 +42,17 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
 static dt_status meet(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *world = x->ctx->comm;
-  int pipeline = dt_mesh_axis(&g->mesh, "pipeline"), data = dt_mesh_axis(&g->mesh, "data");
+  int samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
     int at = dt_mesh_coord(&g->mesh, world->rank, a);
-    if (a == pipeline) x->tells &= at == g->mesh.size[a] - 1;
-    else if (a != data) x->tells &= at == 0;
+    if (g->mesh.role[a] == DT_AXIS_STAGES) x->tells &= at == g->mesh.size[a] - 1;
+    else if (g->mesh.role[a] == DT_AXIS_TENSORS) x->tells &= at == 0;
   }
   if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), e));
   dt_comm *c;
   for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
   x->replicas = NULL;
-  if (data >= 0 && g->mesh.size[data] > 1)
-    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << data}, &x->replicas, e));
+  if (samples) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = samples}, &x->replicas, e));
   return DT_OK;
 }
 
@@ -70,7 +69,7 @@ static dt_status share_values(dt_exec *x, dt_err *e) {
   for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
     const dt_param *p = &g->param.p[i];
     if (!p->stages) continue;
-    dt_group group = {.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages};
+    dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
     DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
     const dt_kept *k = &x->kept[dt_exec_find(x, p->name)];
     if (c) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));

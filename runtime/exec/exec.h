@@ -58,7 +58,7 @@ typedef struct lane {
   char *byte;        /* [depth] what the word consists of */
   int64_t count;
 } lane;
-typedef struct pipe { /* of a rank on the axis "pipeline" */
+typedef struct pipe { /* of a rank on the axis of stages */
   dt_comm *comm;
   int chunks, nlane;
   char **theirs; /* [ranks of the pipeline] peers' windows, NULL on other hosts; our own */
@@ -113,7 +113,7 @@ struct dt_exec {
   bool tracing;       /* this step is in it */
   int64_t trace_step; /* its number there */
   bool tells;         /* its loss, statistics and metrics are the ones that count: once for each part of the data */
-  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axis "data" alone */
+  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on axes of samples alone */
 };
 
 /* bind.c: allocates and binds */
@@ -147,7 +147,7 @@ dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const c
 /* Runs the step's microbatches again, looking: the error about the first value that is not finite. */
 dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e);
 
-/* pipe.c: the step of a rank on the axis "pipeline" */
+/* pipe.c: the step of a rank on the axis of stages */
 dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e); /* rings: dt_plan_rings bytes, 64-byte aligned */
 void dt_pipe_free(dt_exec *x);
 dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e);

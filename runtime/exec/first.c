@@ -16,8 +16,8 @@ typedef struct filling {
 static uint64_t seed_of(const dt_exec *x) {
   const dt_plan *p = x->b[0].plan;
   if (!p->spec.independent) return x->ctx->seed;
-  return x->ctx->seed + 0x9e3779b97f4a7c15u *
-                            (uint64_t)dt_mesh_coord(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axis(&p->g->mesh, "data"));
+  return x->ctx->seed + 0x9e3779b97f4a7c15u * (uint64_t)dt_mesh_among(&p->g->mesh, x->ctx->comm->rank,
+                                                                      dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES));
 }
 
 static void fill_part(void *ctx, int part, int parts) {

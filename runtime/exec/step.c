@@ -232,7 +232,8 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .lr = lr_now(x),
                          .loss_scale = x->state.loss_scale};
   DT_TRY(sum_up(x, e));
-  int replicas = main->spec.apart ? dt_mesh_size(&main->g->mesh, "data") : 1; /* that step by themselves */
+  const dt_mesh *mesh = &main->g->mesh; /* replicas: those that step by themselves */
+  int replicas = main->spec.apart ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1;
   info->count = main->spec.independent ? stats[1] / replicas : stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && main->spec.precision != DT_F16) return dt_exec_diagnose(x, l, "the loss", info->loss, e);

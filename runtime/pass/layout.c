@@ -68,7 +68,7 @@ static int keep_of(const dt_graph *g, const dt_spec *s, const dt_param *p, const
 }
 
 static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
-  int np = g->param.n, data = dt_mesh_axis(&g->mesh, "data"), ranks = dt_mesh_size(&g->mesh, "data");
+  int np = g->param.n, samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), ranks = dt_mesh_count(&g->mesh, samples);
   int dtype = np ? g->val.p[g->param.p[0].val].t.dtype : DT_F32;
   slot *sl = dt_xalloc(sizeof(slot) * (size_t)(np + 1));
   bool *read = dt_xalloc((size_t)g->val.n + 1);
@@ -84,7 +84,7 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
       return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name,
                      dt_dtype_name(t->dtype));
     }
-    int axes = p->partial | (data >= 0 ? 1 << data : 0), keep = l->shards > 1 ? keep_of(g, s, p, read) : DT_KEEP_WHOLE;
+    int axes = p->partial | samples, keep = l->shards > 1 ? keep_of(g, s, p, read) : DT_KEEP_WHOLE;
     for (int a = 0; a < g->mesh.naxes; a++)
       if (g->mesh.size[a] == 1) axes &= ~(1 << a);
     bool wgt, both, every = s->every_micro || (s->zero >= 2 && l->shards > 1);
@@ -160,7 +160,7 @@ static void copy_of(const dt_layout *from, dt_layout *to) {
 }
 
 int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l) {
-  return l->shards > 1 ? dt_mesh_coord(&g->mesh, s->rank, dt_mesh_axis(&g->mesh, "data")) : 0;
+  return l->shards > 1 ? dt_mesh_among(&g->mesh, s->rank, dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)) : 0;
 }
 
 void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int64_t numel, int64_t *begin,

@@ -20,17 +20,17 @@ typedef struct dt_spec {
   int64_t bucket_bytes, first_bucket_bytes;
   bool by_registration;  /* buckets in the parameters' order, not in that of their gradients */
   bool every_micro;      /* gradients are reduced after each microbatch, not once a step */
-  int zero;              /* ZeRO stage, 0 to 3, over the axis "data" */
+  int zero;              /* ZeRO stage, 0 to 3, over the axes of samples */
   int64_t resident;      /* zero = 3: parameters of fewer elements are kept whole */
   bool apart;            /* replicas exchange no gradients: local steps */
   bool independent;      /* ... nor anything else: each sees every sample */
   const char *optimizer; /* its name, for messages */
-  /* The script's own way to reduce a bucket: `in`, a vector whose mean over the ranks of "data" is the gradient, becomes *out. */
+  /* The script's own way to reduce a bucket: `in`, a vector whose mean over the ranks of the axes of samples is the gradient, becomes *out. */
   dt_status (*hook)(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val *out, dt_err *e);
   void *hook_ctx;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
-  /* the mesh's axis "pipeline" */
+  /* the mesh's axis of stages */
   int chunks; /* stages a rank; 0 counts as 1 */
   bool split; /* the schedule has actions for weight gradients */
   const char *const *const

@@ -119,10 +119,10 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_vec_free(&in);
   if (w->each) g->val.p[v].region = DT_REG_COMM;
   int dtype = w->l->dtype, low = w->s->comm_dtype;
-  int hooked = w->hooked || (w->s->apart && w->data >= 0) ? 1 << w->data : 0;
+  int hooked = w->hooked || w->s->apart ? w->samples : 0;
   if (w->hooked) {
     if (w->each) v = without_gaps(w, b, v);
-    v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, dt_mesh_size(&g->mesh, "data"), dtype));
+    v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, w->ranks, dtype));
     dt_val out = -1;
     DT_TRY(w->s->hook(w->s->hook_ctx, g, b, v, &out, e));
     for (dt_nid i = first; i < g->node.n; i++)
@@ -139,14 +139,15 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
       g->val.p[v].region = DT_REG_COMM;
       dt_node_of(g, v)->reason = "gradients travel in 16 bits";
     }
-    int axes = k->axes & ~hooked, data = 1 << w->data;
+    int axes = k->axes & ~hooked;
     if (w->l->shards > 1 && !hooked) {
       const char *why = dt_arena_printf(
-          &g->mem, "gradients of bucket %d: partial sums over \"data\" become whole, each rank keeps its share", b);
-      dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, data, RED_SUM, why);
+          &g->mem, "gradients of bucket %d: partial sums over %s become whole, each rank keeps its share", b,
+          dt_reduce_axes(g, w->samples));
+      dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, w->samples, RED_SUM, why);
       alias(g, r, v, w->mine * share);
       v = r;
-      axes &= ~data;
+      axes &= ~w->samples;
     }
     if (axes) {
       const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
@@ -189,7 +190,7 @@ static void tie_stages(work *w) {
     if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0) continue;
     dt_attr c[DT_MAX_ATTR];
     dt_op_defaults(DT_OP_all_reduce, c);
-    dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages});
+    dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages});
     g->phase = DT_UPD, g->file = p->file, g->line = p->line, g->serves = -1;
     dt_val v = w->flat[p->bucket], r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
     dt_node_of(g, r)->reason = dt_arena_printf(
@@ -228,7 +229,7 @@ static void offer_bucket(work *w, int b) {
 
 /* Axes on which ranks hold different elements of a parameter's reduced gradient, the pipeline apart. */
 static int spread_of(const work *w, int i) {
-  int axes = w->l->shards > 1 ? 1 << w->data : 0;
+  int axes = w->l->shards > 1 ? w->samples : 0;
   for (int a = 0; a < w->g->mesh.naxes; a++)
     if (w->g->val.p[w->whole[i]].place[a].kind == DT_S) axes |= 1 << a;
   return axes;
@@ -313,7 +314,7 @@ static void publish(work *w) {
       dt_val v = dt_bn(g, DT_OP_pack, in[b].p, in[b].n, a);
       dt_node_of(g, v)->flags |= DT_NODE_OWN;
       dt_reduce_comm(
-          g, DT_OP_all_gather, v, 1 << w->data, 0,
+          g, DT_OP_all_gather, v, w->samples, 0,
           dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b));
     }
     dt_vec_free(&in[b]);
@@ -372,7 +373,7 @@ static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, in
   const char *why = step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
                          : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,
                                            phase == DT_FWD ? "forward" : "backward");
-  dt_val r = dt_reduce_comm(g, DT_OP_all_gather, v, 1 << w->data, 0, why);
+  dt_val r = dt_reduce_comm(g, DT_OP_all_gather, v, w->samples, 0, why);
   if (step) alias(g, v, r, w->mine * ((k->end - k->begin) / w->l->shards)); /* the cast writes where it will lie */
   else g->val.p[r].region = DT_REG_COMM, q->turn[d] = ++*turn;
   g->chunk = of;
@@ -504,10 +505,11 @@ static void bury(work *w) {
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   DT_TRY(dt_layout_make(g, s, l, e));
   work w = {.g = g, .s = s, .l = l, .np = g->param.n, .nv = g->val.n, .nn = g->node.n};
-  w.data = dt_mesh_axis(&g->mesh, "data");
+  w.samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
+  w.ranks = dt_mesh_count(&g->mesh, w.samples);
   w.mine = dt_layout_mine(g, s, l);
   w.each = s->every_micro || (s->zero >= 2 && l->shards > 1);
-  w.hooked = s->hook && dt_mesh_size(&g->mesh, "data") > 1;
+  w.hooked = s->hook && w.ranks > 1;
   size_t np = (size_t)w.np + 1, nv = (size_t)w.nv + 1;
   w.whole = dt_xalloc(sizeof(dt_val) * np), w.grad = dt_xalloc(sizeof(dt_val) * np);
   w.piece = dt_xalloc(sizeof(dt_val) * np);

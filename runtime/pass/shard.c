@@ -81,7 +81,7 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   bool whole = g->param.p[param].own >= 0;
   g->file = n.file, g->line = n.line, g->phase = DT_UPD, g->serves = -1;
   dt_nid from = g->node.n;
-  int axes = whole ? 1 << h->w->data : 0;
+  int axes = whole ? h->w->samples : 0;
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->val.p[h->w->whole[param]].place[a].kind == DT_S) axes |= 1 << a;
   if (axes && !out.nd && (n.op == DT_OP_norm || n.op == DT_OP_sum || n.op == DT_OP_mean)) {

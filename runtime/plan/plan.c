@@ -77,7 +77,7 @@ static dt_instr wait_for(const flight *f, const dt_node *n, dt_nid i) {
 
 static void lower(dt_plan *p) {
   dt_graph *g = p->g;
-  int ticket = 0, data = dt_mesh_axis(&g->mesh, "data"), now = 0;
+  int ticket = 0, samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), now = 0;
   DT_VEC(flight) flying = {0};
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
@@ -134,8 +134,7 @@ static void lower(dt_plan *p) {
       x.group = dt_node_group(n);
       x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
       x.count = dt_numel(&g->val.p[n->in[0]].t);
-      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && data >= 0 &&
-          x.group.axes >> data & 1)
+      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && x.group.axes & samples)
         p->lockstep = true;
       if (queued) {
         x.ticket = ++ticket;
@@ -221,9 +220,10 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       const dt_instr *x = &p->seg[s].ins.p[i];
       if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) {
         const dt_type *t = &x->view[0].t;
-        dt_str_add(out, "%s pipeline %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
-                   x->kind == DT_I_SEND ? "to" : "from", p->lane.p[x->lane].peer, dt_dtype_name(t->dtype),
-                   (long long)dt_nbytes(t), x->reason ? x->reason : "");
+        dt_str_add(out, "%s %s %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
+                   p->g->mesh.name[dt_mesh_stages(&p->g->mesh)], x->kind == DT_I_SEND ? "to" : "from",
+                   p->lane.p[x->lane].peer, dt_dtype_name(t->dtype), (long long)dt_nbytes(t),
+                   x->reason ? x->reason : "");
       }
       if (x->kind != DT_I_COMM) continue;
       static const char *const red[] = {" sum", " max", " min", " mean"};
@@ -282,7 +282,7 @@ int64_t dt_plan_rings(dt_plan *const *p, int n) {
 /* This rank's part of the schedules. */
 static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
   dt_graph *g = p->g;
-  int axis = dt_mesh_axis(&g->mesh, "pipeline"), me = dt_mesh_coord(&g->mesh, s->rank, axis);
+  int axis = dt_mesh_stages(&g->mesh), me = dt_mesh_coord(&g->mesh, s->rank, axis);
   p->slots = dt_xalloc(sizeof(int) * (size_t)(g->chunks + 1));
   if (!g->chunks || !s->train) return DT_OK;
   if (!s->nschedule) return dt_fail(e, DT_EBUG, NULL, "a pipeline's training plan needs a schedule");

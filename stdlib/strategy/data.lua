@@ -26,7 +26,7 @@ function D.check(p)
   end
 end
 
-function D.axis(p) return "data", p.data end
+function D.axes(p) return { { name = "data", size = p.data, splits = "samples" } } end
 
 function D.compile(o, p, mesh)
   local g = p.gradient

@@ -4,7 +4,8 @@
 --   name                     for messages
 --   options                  rows of util.options: the keys of `parallel` that it reads
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
---   axis(p)                  name and size of the mesh axis that it adds, when larger than 1
+--   axes(p)                  list of { name =, size = ranks or "auto" (what is left), splits = "samples" | "stages" | nil }: the axes of the
+--                            mesh that it adds; one that splits nothing cuts tensors by their placements
 --   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
 --   compile(o, p, mesh, graph, how)   adds to the options of graph:compile; how: see trace.train
 --   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
@@ -19,19 +20,16 @@ local M = {}
 local own = { "data", "zero", "local_sgd", "tensor", "pipeline", "recompute" }
 local library = util.map(own, function(name) return require("dtrain.strategy." .. name) end)
 
-local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axis", "function" },
+local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
   { "place", "function" }, { "compile", "function" }, { "fit", "function" }, { "variants", "table" } }
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
 
--- axes in the mesh's order, outermost first, when the script says nothing: stages far apart, tensor parts close together
-local order = { "pipeline", "data", "tensor" }
-
 --- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks),
 --- s:localize(graph, where), s:compile(options, mesh).
 function M.new(given)
-  local rows = { { "mesh", "table", order }, { "strategies", "table", {} } }
+  local rows = { { "mesh", "table" }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
   for i, s in ipairs(given.strategies or {}) do
     list[#list + 1] = util.options(("dt.job: parallel: strategies[%d]"):format(i), s, form)
@@ -52,66 +50,115 @@ function M.new(given)
   return self
 end
 
---- The mesh of so many ranks: { { name =, size = } ... }, outermost axis first. An error shows the equation.
-function Strategy:mesh(ranks)
-  local p, size, others, terms = self.p, {}, 1, {}
-  for _, s in ipairs(self.list) do
-    local name, n
-    if s.axis then name, n = s.axis(p) end
-    if name then
-      if n ~= "auto" or name ~= "data" then util.check(("dt.job: parallel: the size of the axis %s"):format(name), n, "count") end
-      if size[name] then
-        util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", name, s.name or "yours")
-      end
-      size[name] = n
-    end
+-- Axes lie in this order unless the script says another: stages far apart, parts of tensors close together.
+local outermost = { stages = 1, samples = 2 }
+
+local function check_axis(s, axis, i, seen)
+  local where = ("dt.job: parallel: axis %d of strategy %s"):format(i, s.name or "of yours")
+  axis = util.options(where, axis, { { "name", "string", required = true }, { "size", "string|count", required = true },
+    { "splits", "string", choices = { "samples", "stages" } } })
+  if type(axis.size) == "string" and axis.size ~= "auto" then
+    util.fail("%s: size wants \"auto\" or a number of ranks, got %s", where, util.show(axis.size))
   end
-  for name, n in util.sorted(size) do
-    if name ~= "data" and n > 1 then
-      others = others * n
-      terms[#terms + 1] = ("%s %d"):format(name, n)
-    end
+  if seen[axis.name] then
+    util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", axis.name, s.name or "yours")
   end
-  local product = #terms > 0 and table.concat(terms, " x ") or "1"
-  if p.data == "auto" then
-    if ranks % others ~= 0 then
-      local low = ranks // others * others
-      util.fail("dt.job: parallel: %d rank%s not divide by %s = %d; %s%d ranks would", ranks,
-        ranks == 1 and " does" or "s do", product, others,
-        low > 0 and low .. " or " or "", low + others)
+  for _, key in ipairs { axis.splits == "stages" and "stages" or false, axis.size == "auto" and "auto" or false } do
+    if key and seen[key] then
+      util.fail("dt.job: parallel: the axes %s and %s both %s; one can", seen[key], axis.name,
+        key == "auto" and "take what is left of the ranks (size = \"auto\")" or "split stages")
     end
-    size.data = ranks // others
-  elseif p.data * others ~= ranks then
-    util.fail("dt.job: parallel: data = %d%s, but %d rank%s run; mpirun -n %d%s would do", p.data,
-      #terms > 0 and (" x %s = %d"):format(product, p.data * others) or "", ranks, ranks == 1 and "" or "s",
-      p.data * others, ranks % others == 0 and (' or data = "auto" (%d)'):format(ranks // others) or "")
+    if key then seen[key] = axis.name end
   end
-  local mesh, seen = {}, {}
-  for _, name in ipairs(p.mesh) do
-    if not size[name] and not util.contains(order, name) then
-      util.fail("dt.job: parallel: mesh: there is no axis %s; %s", util.show(name), util.suggest(tostring(name), order))
-    end
-    if seen[name] then util.fail("dt.job: parallel: mesh names the axis %q twice", name) end
-    seen[name] = true
-    if name == "data" or (size[name] or 1) > 1 then mesh[#mesh + 1] = { name = name, size = size[name] or 1 } end
-  end
-  for name, n in util.sorted(size) do
-    if n == 1 and not seen[name] and not util.contains(order, name) then mesh[#mesh + 1] = { name = name, size = 1 } end
-    if not seen[name] and (n == "auto" or n > 1 or name == "data") then
-      util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %d; name every axis, outermost first",
-        name, n)
-    end
-  end
-  return mesh
+  seen[axis.name] = axis
+  return axis
 end
 
---- The coordinate of a rank on an axis of a mesh (0 where there is no such axis), and the axis's size.
-function M.coord(mesh, rank, name)
-  for i = #mesh, 1, -1 do
-    if mesh[i].name == name then return rank % mesh[i].size, mesh[i].size end
-    rank = rank // mesh[i].size
+--- All strategies' axes as they give them, in the order in which they lie on the mesh.
+function Strategy:axes()
+  local list, seen = {}, {}
+  for _, s in ipairs(self.list) do
+    for i, axis in ipairs(s.axes and s.axes(self.p) or {}) do list[#list + 1] = check_axis(s, axis, i, seen) end
   end
-  return 0, 1
+  local at = {}
+  for i, axis in ipairs(list) do at[axis] = 1000 * (outermost[axis.splits] or 3) + i end
+  if self.p.mesh then
+    for _, name in ipairs(self.p.mesh) do
+      local axis = seen[name]
+      if type(axis) ~= "table" then
+        util.fail("dt.job: parallel: mesh: there is no axis %s; %s", util.show(name),
+          util.suggest(tostring(name), util.map(list, function(a) return a.name end)))
+      end
+      if axis.named then util.fail("dt.job: parallel: mesh names the axis %q twice", name) end
+      axis.named = true
+    end
+    for _, axis in ipairs(list) do
+      if not axis.named and axis.size ~= 1 then
+        util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %s; name every axis, outermost first",
+          axis.name, axis.size)
+      end
+    end
+    for i, name in ipairs(self.p.mesh) do at[seen[name]] = i end
+  end
+  table.sort(list, function(a, b) return at[a] < at[b] end)
+  return list
+end
+
+-- "data = 2 x pipeline 2": axes of samples first, then by name; those of one rank are left out.
+local function equation(axes)
+  local list, terms, product = {}, {}, 1
+  for _, a in ipairs(axes) do if a.size ~= "auto" and a.size > 1 then list[#list + 1] = a end end
+  table.sort(list, function(a, b)
+    if (a.splits == "samples") ~= (b.splits == "samples") then return a.splits == "samples" end
+    return a.name < b.name
+  end)
+  for i, a in ipairs(list) do
+    terms[i] = ("%s %d"):format(a.name, a.size)
+    product = product * a.size
+  end
+  return #terms > 0 and table.concat(terms, " x ") or "1", product, #terms
+end
+
+--- The mesh of so many ranks: { { name =, size =, splits = "samples" | "stages" | nil } ... }, outermost axis first. An error shows
+--- the equation.
+function Strategy:mesh(ranks)
+  local axes, rest = self:axes(), nil
+  local text, product, terms = equation(axes)
+  for _, a in ipairs(axes) do if a.size == "auto" then rest = a end end
+  if rest and ranks % product ~= 0 then
+    local low = ranks // product * product
+    util.fail("dt.job: parallel: %d rank%s not divide by %s = %d; %s%d ranks would", ranks, ranks == 1 and " does" or "s do", text,
+      product, low > 0 and low .. " or " or "", low + product)
+  elseif not rest and product ~= ranks then
+    local hint, samples, others = "", {}, product
+    for _, a in ipairs(axes) do if a.splits == "samples" then samples[#samples + 1], others = a, others // a.size end end
+    if #samples == 1 and ranks % others == 0 then hint = (' or %s = "auto" (%d)'):format(samples[1].name, ranks // others) end
+    util.fail("dt.job: parallel: %s%s, but %d rank%s run; mpirun -n %d%s would do", terms > 0 and text:gsub(" ", " = ", 1) or
+      "no axis has more than one rank", terms > 1 and " = " .. product or "", ranks, ranks == 1 and "" or "s", product, hint)
+  end
+  return util.map(axes, function(a)
+    return { name = a.name, size = a == rest and ranks // product or a.size, splits = a.splits }
+  end)
+end
+
+--- The axes of a mesh that have more than one rank, for people to read.
+function M.wide(mesh)
+  local out = {}
+  for _, a in ipairs(mesh) do if a.size > 1 then out[#out + 1] = a end end
+  return out
+end
+
+--- Which of the ranks that differ only on axes that split `what` ("samples", "stages") a rank is, from 0, and how many those are.
+function M.among(mesh, rank, what)
+  local at, n, below = 0, 1, 1
+  for i = #mesh, 1, -1 do
+    if mesh[i].splits == what then
+      at = at + rank // below % mesh[i].size * n
+      n = n * mesh[i].size
+    end
+    below = below * mesh[i].size
+  end
+  return at, n
 end
 
 local function each(self, what, ...)

@@ -27,7 +27,7 @@ function P.check(p)
   p.stages = cut.check(p.stages, p.pipeline * p.chunks)
 end
 
-function P.axis(p) if p.pipeline > 1 then return "pipeline", p.pipeline end end
+function P.axes(p) return { { name = "pipeline", size = p.pipeline, splits = "stages" } } end
 
 --- The checked schedule of a step of so many microbatches, and its name.
 function P.schedule(p, micro)

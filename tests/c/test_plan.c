@@ -303,7 +303,7 @@ T_TEST ("a parameter used twice gets both contributions in its slot") {
   dt_plan_free(p);
 }
 T_TEST ("on a data axis every bucket is reduced once, after the last microbatch") {
-  dt_mesh mesh = {.naxes = 1, .name = {"data"}, .size = {4}};
+  dt_mesh mesh = {.naxes = 1, .name = {"data"}, .size = {4}, .role = {DT_AXIS_SAMPLES}};
   dt_plan *p = NULL;
   dt_spec s = spec_for(DT_F32);
   s.first_bucket_bytes = 64, s.bucket_bytes = 64;
@@ -315,7 +315,7 @@ T_TEST ("on a data axis every bucket is reduced once, after the last microbatch"
   dt_plan_free(p);
 }
 T_TEST ("the gradient norm counts what differs between ranks once, over the axes on which it differs") {
-  dt_mesh mesh = {.naxes = 2, .name = {"data", "tensor"}, .size = {4, 2}};
+  dt_mesh mesh = {.naxes = 2, .name = {"data", "tensor"}, .size = {4, 2}, .role = {DT_AXIS_SAMPLES}};
   for (int zero = 0; zero < 4; zero++) {
     dt_graph *g = mlp(16, false, &mesh);
     g->val.p[g->param.p[0].val].place[1].kind = DT_S; /* up.weight over "tensor" */
