@@ -150,16 +150,19 @@ end
 --- Restores what --resume names; returns the number of steps done.
 function Engine:resume(what)
   if not what then return 0 end
-  local meta
+  local saved
   if what == "auto" then
     if not self.checkpoint then
       util.fail_at(self.job.where, "--resume auto: no checkpoint folder is named; add checkpoint = { dir = ... } or --out")
     end
-    meta = self.exec:load { dir = self.checkpoint.dir }
-    if not meta then return 0 end
+    saved = core.checkpoint { dir = self.checkpoint.dir }
+    if not saved then return 0 end
   else
-    meta = self.exec:load { path = what }
+    saved = core.checkpoint { path = what }
   end
+  local meta = saved:meta()
+  self.exec:load(saved)
+  saved:close()
   self.resumed = true
   shared.changed(self, true)
   return meta.step
