@@ -3,7 +3,7 @@
  * Life: dt_ctx_open -> trace graphs -> dt_plan_build -> dt_exec_new -> dt_exec_step... -> dt_exec_free -> dt_ctx_close. */
 #ifndef DT_DT_H
 #define DT_DT_H
-#include "ckpt/ckpt.h"
+#include "store/ckpt.h"
 #include "comm/comm.h"
 #include "data/data.h"
 #include "plan/plan.h"
