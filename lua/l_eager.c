@@ -146,6 +146,7 @@ int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr)
   entry *c;
   DTL_TRY(L, &e, find_or_build(ctx, op, s.type, nin, a, s.key, nkey, &c, &e));
   DTL_TRY(L, &e, dt_exec_call(c->x, 0, s.view, nin, &e));
+  DTL_TRY(L, &e, dt_map_lost(&e)); /* operands may lie in files */
   for (int o = 0; o < shape.nout; o++) {
     dt_view v = dt_exec_output(c->x, 0, o);
     dtl_copy_view(&dtl_to_tensor(L, first + o)->v, &v);
