@@ -92,7 +92,10 @@ int dtl_exec_save(lua_State *L) {
   if (ctx->comm->rank == 0) {
     st = dt_ckpt_write(dir, &m, list[0], count[0], list[1], count[1], (int)keep, &e);
   }
-  if (tell(ctx->comm, st, &e)) dtl_raise(L, &e);
+  dt_comm_patience("writing a checkpoint");
+  st = tell(ctx->comm, st, &e);
+  dt_comm_patience(NULL);
+  if (st) dtl_raise(L, &e);
   return 0;
 }
 
