@@ -2,7 +2,7 @@
  *
  * Invariant: a graph is open until compile hands it to a plan (l_plan.c). User value 1 of the box is a list that keeps
  * alive the tensors which the graph borrows. */
-#include "dtl.h"
+#include "l_graph.h"
 
 /* ---- the graph box ---- */
 static dtl_graph *check_graph(lua_State *L, const char *fn) {

@@ -1,4 +1,4 @@
-/* Floor 3: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
+/* Floor 5: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
  *
  * Invariant: calls on one communicator are made by one thread at a time and in the same order on every rank (the plan's
  * order; runtime/plan/agree.c proves it before the first step). Counts are in elements and 64-bit; large messages are

@@ -119,6 +119,11 @@ void dt_exec_free(dt_exec *x) {
   free(x);
 }
 
+int64_t dt_exec_rows(const dt_exec *x, int number) { return x->b[number].plan->rows; }
+int dt_exec_inputs(const dt_exec *x, int number) { return x->b[number].plan->g->input.n; }
+int dt_exec_outputs(const dt_exec *x, int number) { return x->b[number].plan->g->output.n; }
+const char *dt_exec_input_name(const dt_exec *x, int number, int i) { return x->b[number].plan->g->input.p[i].name; }
+bool dt_exec_trains(const dt_exec *x) { return x->b[0].plan->spec.train; }
 dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
 int dt_exec_names(dt_exec *x, const char ***names) {

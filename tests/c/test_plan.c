@@ -1,6 +1,8 @@
 /* The passes, the plan and the executor on graphs built in C: a small MLP trained by plain SGD against a scalar reference written out
  * here, for every accumulation, ragged batch and precision; the memory plan against its invariant; fusion and merging by what they leave. */
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
 #include "t.h"
 
 enum { IN = 6, HID = 5, OUT = 3, SAMPLES = 23 };
