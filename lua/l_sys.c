@@ -120,6 +120,7 @@ static int l_rank(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx
 static int l_size(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->size), 1; }
 static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->local_rank), 1; }
 static int l_local_size(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->local_size), 1; }
+static int l_seed(lua_State *L) { return lua_pushinteger(L, (lua_Integer)dt_ctx_seed(dtl_ctx(L))), 1; }
 static int l_threads(lua_State *L) { return lua_pushinteger(L, dt_ctx_nthreads(dtl_ctx(L))), 1; }
 
 /* ---- signals ---- */
@@ -292,6 +293,7 @@ void dtl_open_sys(lua_State *L) {
       {"size", l_size},
       {"local_rank", l_local_rank},
       {"local_size", l_local_size},
+      {"seed", l_seed},
       {"threads", l_threads},
       {"stop_requested", l_stop_requested},
       {"trained", l_trained},

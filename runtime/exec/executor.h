@@ -19,8 +19,7 @@ typedef struct dt_step_info {
   double seconds;
 } dt_step_info;
 typedef struct dt_exec_opts {
-  const double *lr; /* [nlr] learning rate by update index (the last holds after the end) */
-  int64_t nlr;
+  double lr;              /* learning rate until dt_exec_rate sets another */
   const double *group_lr; /* [groups] factor on lr */
   int groups;
   double loss_scale; /* f16: start, 0 = 65536 */
@@ -38,6 +37,9 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e);
 dt_status dt_exec_ready(dt_exec *x, dt_err *e);
 void dt_exec_free(dt_exec *x);
 
+/* The learning rate of the steps from now on: whoever has a schedule asks it before each step, at the number of updates that
+ * dt_exec_state_get tells. */
+void dt_exec_rate(dt_exec *x, double lr);
 /* One optimizer step on the loader's next batch. Communicates; the same on all ranks. */
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
 /* The same step in pieces: begin; forward and backward for each of this rank's *micros microbatches (at least one; without samples its
@@ -57,10 +59,14 @@ int dt_exec_inputs(const dt_exec *x, int number), dt_exec_outputs(const dt_exec 
 const char *dt_exec_input_name(const dt_exec *x, int number, int i);
 bool dt_exec_trains(const dt_exec *x); /* its first plan does */
 
+/* The first value that an executor draws for a parameter of this name (init: uniform or normal), into a contiguous tensor. */
+struct dt_init; /* ir.h */
+void dt_draw(const struct dt_init *in, uint64_t seed, const char *name, dt_view v);
+
 /* What a checkpoint keeps beside the tensors. */
 typedef struct dt_exec_state {
   int64_t step;    /* steps taken (batches consumed) */
-  int64_t updates; /* updates applied: index into the schedule */
+  int64_t updates; /* updates applied: where the schedule is */
   int64_t samples; /* consumed, all ranks */
   double loss_scale;
   int64_t good, hysteresis; /* of the loss scale: steps since it changed, overflows left before it shrinks */
@@ -84,7 +90,7 @@ dt_type dt_exec_type(const dt_exec *x, int number);
 /* Copies one out, whole and contiguous. Ranks may hold parts of it, or only other stages have it (`parted`): then all ranks call this together. */
 bool dt_exec_parted(const dt_exec *x, int number);
 dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
-void dt_exec_write(dt_exec *x, int number, const void *in); /* this rank takes what it keeps of it */
+dt_status dt_exec_write(dt_exec *x, int number, const void *in, dt_err *e); /* this rank takes what it keeps of it */
 /* x's tensor gets the value of another executor's, of the same type. Where either holds parts, all ranks call it together. */
 dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err *e);
 dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when unknown, or in parts */
