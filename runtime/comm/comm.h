@@ -59,14 +59,14 @@ bool dt_comm_launched(void); /* an MPI launcher started this process */
 /* ---- communication thread: runs jobs in order beside the computation ---- */
 typedef struct dt_commq dt_commq;
 typedef struct dt_commjob {
-  enum { DT_CJ_ALL_REDUCE, DT_CJ_REDUCE_SCATTER, DT_CJ_ALL_GATHER, DT_CJ_ALL_TO_ALL, DT_CJ_BROADCAST, DT_CJ_CALL } kind;
+  enum { DT_CJ_ALL_REDUCE, DT_CJ_REDUCE_SCATTER, DT_CJ_ALL_GATHER, DT_CJ_ALL_TO_ALL, DT_CJ_BROADCAST, DT_CJ_SHIFT, DT_CJ_CALL } kind;
   dt_comm *comm;
   const void *in;
   void *out;
   int64_t n;
   int dtype;
   dt_red op;
-  int root;
+  int root; /* DT_CJ_SHIFT: how many ranks further the values go */
   dt_status (*call)(void *ctx, dt_err *e); /* DT_CJ_CALL */
   void *ctx;
   const void *tag; /* the submitter's own, for dt_commq_watch */

@@ -109,6 +109,7 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
       case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
       case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
       case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
+      case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->attr[3].i; break;
       case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
       default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
     }
@@ -200,7 +201,7 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
   memcpy(x->region_bytes, r, sizeof r);
   bool alone = x->ctx->comm->size == 1 || !x->b[0].plan->spec.train;
-  bool share = !alone && x->b[0].plan->layout.shards > 1; /* parameters travel, too */
+  bool share = !alone && x->b[0].plan->layout.shared; /* parameters travel, too */
   x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM] + (share ? r[DT_REG_PARAM] : 0);
   x->arena_bytes = (share ? 0 : r[DT_REG_PARAM]) + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
                    (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
@@ -283,12 +284,12 @@ typedef struct filling {
   int64_t local, global, n; /* elements [global, global + n) of the whole tensor go to local.. */
 } filling;
 
-/* Independent replicas begin with values of their own. */
+/* Replicas that are alone begin with values of their own. */
 static uint64_t seed_of(const dt_exec *x) {
   const dt_plan *p = x->b[0].plan;
-  if (!p->spec.independent) return x->ctx->seed;
-  return x->ctx->seed + 0x9e3779b97f4a7c15u *
-                            (uint64_t)dt_mesh_coord(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axis(&p->g->mesh, "data"));
+  if (p->spec.replicas != DT_REPLICAS_ALONE) return x->ctx->seed;
+  return x->ctx->seed +
+         0x9e3779b97f4a7c15u * (uint64_t)dt_mesh_part(&p->g->mesh, dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES), x->ctx->comm->rank);
 }
 
 static void fill_part(void *ctx, int part, int parts) {
@@ -373,5 +374,17 @@ void dt_exec_init_values(dt_exec *x) {
       if (k == 0 || !shared_buffer(x, k, g, g->val.p[g->buf.p[i].val].root))
         first_value(x, &g->buf.p[i].init, dt_exec_view(x, k, g->buf.p[i].val),
                     g->buf.p[i].name ? g->buf.p[i].name : "");
+  }
+}
+
+void dt_exec_copy_states(dt_exec *x) {
+  const dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    for (int s = 0; s < p->nstate; s++) {
+      if (!p->state_copy[s]) continue;
+      dt_view to = dt_exec_view(x, 0, p->state[s]), from = dt_exec_view(x, 0, p->own >= 0 ? p->own : p->val);
+      if (dt_nbytes(&to.t)) memcpy(to.p, from.p, (size_t)dt_nbytes(&to.t)); /* both are in one piece, and of one dtype */
+    }
   }
 }

@@ -48,18 +48,18 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
 static dt_status meet(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *world = x->ctx->comm;
-  int pipeline = dt_mesh_axis(&g->mesh, "pipeline"), data = dt_mesh_axis(&g->mesh, "data");
+  int stages = dt_mesh_stages(&g->mesh), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
     int at = dt_mesh_coord(&g->mesh, world->rank, a);
-    if (a == pipeline) x->tells &= at == g->mesh.size[a] - 1;
-    else if (a != data) x->tells &= at == 0;
+    if (a == stages) x->tells &= at == g->mesh.size[a] - 1;
+    else if (!(samples >> a & 1)) x->tells &= at == 0;
   }
   if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), e));
   dt_comm *c;
   for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
   x->replicas = NULL;
-  if (data >= 0 && g->mesh.size[data] > 1)
-    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << data}, &x->replicas, e));
+  if (dt_mesh_count(&g->mesh, samples) > 1)
+    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = samples}, &x->replicas, e));
   return DT_OK;
 }
 
@@ -67,7 +67,7 @@ static dt_status meet(dt_exec *x, dt_err *e) {
 static dt_status share_values(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *c = x->replicas;
-  for (int i = 0; i < x->nnames && c && c->size > 1 && !x->b[0].plan->spec.independent; i++) {
+  for (int i = 0; i < x->nnames && c && c->size > 1 && x->b[0].plan->spec.replicas != DT_REPLICAS_ALONE; i++) {
     const dt_kept *k = &x->kept[i];
     if ((!k->v.p && !k->part) || k->away || !strncmp(x->names[i], "state:", 6)) continue;
     if (k->part) DT_TRY(dt_exec_same_part(x, i, e));
@@ -76,7 +76,7 @@ static dt_status share_values(dt_exec *x, dt_err *e) {
   for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
     const dt_param *p = &g->param.p[i];
     if (!p->stages) continue;
-    dt_group group = {.axes = 1 << dt_mesh_axis(&g->mesh, "pipeline"), .stages = p->stages};
+    dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
     DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
     const dt_kept *k = &x->kept[dt_exec_find(x, p->name)];
     if (c) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
@@ -113,6 +113,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   x->tick.seed = x->ctx->seed;
   dt_exec_init_values(x);
   if (together) DT_TRY(share_values(x, e));
+  dt_exec_copy_states(x);
   x->ready = true;
   return DT_OK;
 }
@@ -473,13 +474,15 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
     if (!x->tells) stats[0] = stats[1] = 0;
     DT_TRY(c->vt->all_reduce(c, stats, 2, DT_F64, DT_SUM, e));
     if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
-    if (!main->plan->spec.independent) DT_TRY(share_buffers(x, e));
+    if (main->plan->spec.replicas != DT_REPLICAS_ALONE) DT_TRY(share_buffers(x, e));
   }
-  int replicas = main->plan->spec.apart ? dt_mesh_size(&main->plan->g->mesh, "data") : 1; /* that step by themselves */
-  info->count = main->plan->spec.independent ? stats[1] / replicas : stats[1];
+  const dt_mesh *mesh = &main->plan->g->mesh;
+  bool differ = main->plan->spec.replicas != DT_REPLICAS_EQUAL;
+  int replicas = differ ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1; /* that step by themselves */
+  info->count = main->plan->spec.replicas == DT_REPLICAS_ALONE ? stats[1] / replicas : stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && !f16) return diagnose(x, batch, l, "the loss", info->loss, e);
-  x->inv_count = stats[1] > 0 ? replicas * x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= c->size;
   write_hypers(x, x->inv_count);
   int split = main->norm_at, n = main->plan->seg[2].ins.n;

@@ -58,7 +58,7 @@ typedef struct lane {
   char *byte;        /* [depth] what the word consists of */
   int64_t count;
 } lane;
-typedef struct pipe { /* of a rank on the axis "pipeline" */
+typedef struct pipe { /* of a rank on the axis of stages */
   dt_comm *comm;
   int chunks, nlane;
   char **theirs; /* [ranks of the pipeline] peers' windows, NULL on other hosts; our own */
@@ -114,13 +114,14 @@ struct dt_exec {
   bool tracing;       /* this step is in it */
   int64_t trace_step; /* its number there */
   bool tells;         /* its loss, statistics and metrics are the ones that count: once for each part of the data */
-  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axis "data" alone */
+  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axes of samples alone */
 };
 
 /* bind.c: allocates, binds, initialises */
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
 void dt_exec_init_values(dt_exec *x);
+void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, once all ranks have its first values */
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
 int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */
@@ -137,7 +138,7 @@ bool dt_exec_finite(const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
 dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
 
-/* pipe.c: the step of a rank on the axis "pipeline" */
+/* pipe.c: the step of a rank on the axis of stages */
 dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e); /* rings: dt_plan_rings bytes, 64-byte aligned */
 void dt_pipe_free(dt_exec *x);
 dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e);

@@ -1,5 +1,5 @@
-/* Tensors that persist in an executor, by name: parameters, buffers, optimizer states. Under ZeRO a rank may keep a part of one only:
- * reading it then goes through the ranks of the axis "data", each telling its part.
+/* Tensors that persist in an executor, by name: parameters, buffers, optimizer states. A rank may keep a share of one only: reading it
+ * then goes through the ranks of the axes that share it, each telling its part.
  *
  * Invariant: a part is the same elements for a parameter and its states; which rank keeps which follows from the layout alone. Called by
  * the bindings between steps, never inside one. */
@@ -21,11 +21,12 @@ static void add(dt_exec *x, const char *name, dt_kept k) {
   x->kept[x->nnames++] = k;
 }
 
-/* Of which each rank of the axis "data" has its own: the whole has one row for each. */
+/* Of which each rank of the sample axes has its own: the whole has one row for each. */
 static dt_kept rows(dt_exec *x, dt_view v) {
   const dt_mesh *m = &x->b[0].plan->g->mesh;
   dt_type t = v.t;
-  int n = dt_mesh_size(m, "data"), mine = dt_mesh_coord(m, x->ctx->comm->rank, dt_mesh_axis(m, "data"));
+  int samples = dt_mesh_axes(m, DT_AXIS_SAMPLES), n = dt_mesh_count(m, samples);
+  int mine = dt_mesh_part(m, samples, x->ctx->comm->rank);
   memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
   t.dim[0] = n;
   return (dt_kept){
@@ -34,7 +35,8 @@ static dt_kept rows(dt_exec *x, dt_view v) {
 
 void dt_exec_list(dt_exec *x) {
   dt_graph *g = x->b[0].plan->g;
-  bool apart = x->b[0].plan->spec.apart && dt_mesh_size(&g->mesh, "data") > 1;
+  bool apart = x->b[0].plan->spec.replicas != DT_REPLICAS_EQUAL &&
+               dt_mesh_count(&g->mesh, dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)) > 1;
   for (int i = 0; i < g->held.n; i++) {
     const dt_held *h = &g->held.p[i];
     add(x, h->name, (dt_kept){.t = h->t, .local = h->t, .away = true, .owner = h->owner, .grads = h->grads});
@@ -114,8 +116,7 @@ static dt_kept kept_at(dt_exec *x, int number, float **copy) {
     dt_view from = dt_exec_view(x, 0, g->bucket.p[b].flat);
     int64_t n = k.part ? k.len : dt_numel(&k.local), at = p->flat - g->bucket.p[b].begin;
     if (k.part)
-      at += p->own_begin -
-            dt_numel(&from.t) * dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
+      at += p->own_begin - dt_numel(&from.t) * dt_layout_mine(g, &x->b[0].plan->spec, &x->b[0].plan->layout, p->bucket);
     *copy = dt_xalloc(sizeof(float) * (size_t)(n + 1));
     for (int64_t i = 0; i < n; i++) (*copy)[i] = (float)(dt_get(from.p, from.t.dtype, at + i) * x->inv_count);
     k.v = dt_view_make(*copy, &(dt_type){.dtype = DT_F32, .nd = 1, .dim = {n}});
@@ -131,11 +132,12 @@ dt_type dt_exec_type(const dt_exec *x, int number) {
 }
 bool dt_exec_parted(const dt_exec *x, int number) { return x->kept[number].part || x->kept[number].cut || x->pipe; }
 
-static dt_status along(dt_exec *x, int axis, dt_comm **c, dt_err *e) {
-  return dt_ctx_comm(x->ctx, &x->b[0].plan->g->mesh, (dt_group){.axes = 1 << axis}, c, e);
+static dt_status along(dt_exec *x, int axes, dt_comm **c, dt_err *e) {
+  return dt_ctx_comm(x->ctx, &x->b[0].plan->g->mesh, (dt_group){.axes = axes}, c, e);
 }
+static int sample_axes(const dt_exec *x) { return dt_mesh_axes(&x->b[0].plan->g->mesh, DT_AXIS_SAMPLES); }
 
-/* The rank's local tensor, from the shares of the axis "data". */
+/* The rank's local tensor, from its shares. */
 static dt_status read_local(dt_exec *x, const dt_kept *k, char *out, dt_err *e) {
   const dt_plan *plan = x->b[0].plan;
   int64_t size = (int64_t)dt_dtype_size(k->t.dtype);
@@ -145,7 +147,7 @@ static dt_status read_local(dt_exec *x, const dt_kept *k, char *out, dt_err *e) 
   }
   const dt_param *p = k->param < 0 ? NULL : &plan->g->param.p[k->param];
   dt_comm *c;
-  DT_TRY(along(x, dt_mesh_axis(&plan->g->mesh, "data"), &c, e));
+  DT_TRY(along(x, p ? plan->layout.bucket[p->bucket].shared : sample_axes(x), &c, e));
   if (k->len) memcpy(out + k->begin * size, k->v.p, (size_t)(k->len * size));
   for (int r = 0; r < c->size; r++) {
     int64_t begin = r * k->len, len = k->len;
@@ -177,7 +179,7 @@ static dt_status read_whole(dt_exec *x, const dt_kept *k, void *out, dt_err *e) 
   char *local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1), *peer = dt_xalloc((size_t)dt_nbytes(&k->local) + 1);
   dt_comm *c = NULL;
   dt_status st = read_local(x, k, local, e);
-  if (!st) st = along(x, p->cut_axis, &c, e);
+  if (!st) st = along(x, 1 << p->cut_axis, &c, e);
   for (int r = 0; !st && r < c->size; r++) {
     if (r == c->rank) memcpy(peer, local, (size_t)dt_nbytes(&k->local));
     st = c->vt->broadcast(c, peer, dt_nbytes(&k->local), r, e);
@@ -220,7 +222,7 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e) {
   const dt_init *in = &x->b[0].plan->g->param.p[k->param].init;
   if (in->kind != DT_INIT_GIVEN) return DT_OK; /* made from the seed */
   dt_comm *c;
-  DT_TRY(along(x, dt_mesh_axis(&x->b[0].plan->g->mesh, "data"), &c, e));
+  DT_TRY(along(x, sample_axes(x), &c, e));
   int64_t n = dt_numel(&k->t);
   char *whole = dt_xalloc((size_t)dt_nbytes(&k->t) + 1);
   for (int64_t i = 0; i < n; i++) dt_put(whole, k->t.dtype, i, dt_get(in->data, in->dtype, i));

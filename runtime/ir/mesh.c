@@ -14,9 +14,31 @@ int dt_mesh_axis(const dt_mesh *m, const char *name) {
   return -1;
 }
 
-int dt_mesh_size(const dt_mesh *m, const char *name) {
-  int a = dt_mesh_axis(m, name);
-  return a < 0 ? 1 : m->size[a];
+int dt_mesh_axes(const dt_mesh *m, dt_axis_role role) {
+  int axes = 0;
+  for (int a = 0; a < m->naxes; a++)
+    if (m->role[a] == role) axes |= 1 << a;
+  return axes;
+}
+
+int dt_mesh_stages(const dt_mesh *m) {
+  for (int a = 0; a < m->naxes; a++)
+    if (m->role[a] == DT_AXIS_STAGES) return a;
+  return -1;
+}
+
+int dt_mesh_count(const dt_mesh *m, int axes) {
+  int n = 1;
+  for (int a = 0; a < m->naxes; a++)
+    if (axes >> a & 1) n *= m->size[a];
+  return n;
+}
+
+int dt_mesh_part(const dt_mesh *m, int axes, int rank) {
+  int at = 0;
+  for (int a = 0; a < m->naxes; a++)
+    if (axes >> a & 1) at = at * m->size[a] + dt_mesh_coord(m, rank, a);
+  return at;
 }
 
 int dt_mesh_coord(const dt_mesh *m, int rank, int axis) {
@@ -32,24 +54,19 @@ int dt_mesh_rank(const dt_mesh *m, const int *coord) {
 }
 
 int dt_group_size(const dt_mesh *m, dt_group g) {
-  int n = 1, pipeline = dt_mesh_axis(m, "pipeline");
+  int n = 1, stages = dt_mesh_stages(m);
   for (int a = 0; a < m->naxes; a++)
-    if (g.axes >> a & 1) n *= a == pipeline && g.stages ? __builtin_popcountll(g.stages) : m->size[a];
+    if (g.axes >> a & 1) n *= a == stages && g.stages ? __builtin_popcountll(g.stages) : m->size[a];
   return g.part > 0 ? g.part : g.part < 0 ? n / -g.part : n;
 }
 
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key) {
-  int inside = 0, outside = 0, pipeline = dt_mesh_axis(m, "pipeline");
-  for (int a = 0; a < m->naxes; a++) {
-    int c = dt_mesh_coord(m, rank, a);
-    if (g.axes >> a & 1) inside = inside * m->size[a] + c;
-    else outside = outside * m->size[a] + c;
-  }
+  int inside = dt_mesh_part(m, g.axes, rank), outside = dt_mesh_part(m, ~g.axes, rank);
   *key = rank;
   *color = outside;
   if (g.part > 0) *color = outside * dt_mesh_ranks(m) + inside / g.part;
   if (g.part < 0) *color = outside * dt_mesh_ranks(m) + inside % -g.part;
-  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, pipeline) & 1)) *color = -1;
+  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, dt_mesh_stages(m)) & 1)) *color = -1;
 }
 
 dt_group dt_node_group(const dt_node *n) {

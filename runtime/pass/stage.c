@@ -1,4 +1,4 @@
-/* stage: cuts the graph along the mesh's axis "pipeline" and keeps this rank's stages.
+/* stage: cuts the graph along the mesh's axis of stages and keeps this rank's stages.
  *
  * The whole graph is looked at first, identically on every rank: where the stages begin, which stage each node belongs to, which values
  * cross (edges, with their numbers), which parameters several stages share, and what groups communicate. Then a new graph is built of this
@@ -700,7 +700,7 @@ static void enlist(cutter *c) {
 }
 
 dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err *e) {
-  cutter c = {.g = g, .s = s, .axis = dt_mesh_axis(&g->mesh, "pipeline"), .e = e};
+  cutter c = {.g = g, .s = s, .axis = dt_mesh_stages(&g->mesh), .e = e};
   c.ranks = c.axis < 0 ? 1 : g->mesh.size[c.axis];
   g->level = DT_STAGED;
   if (c.ranks == 1) {

@@ -434,7 +434,7 @@ static int count_ops(const dt_graph *g, int op) {
 static void build_model(dt_graph *g) {
   dt_graph_init(g);
   g->rows = 4;
-  g->mesh = (dt_mesh){.naxes = 1, .name = {"data"}, .size = {2}};
+  g->mesh = (dt_mesh){.naxes = 1, .name = {"data"}, .size = {2}, .role = {DT_AXIS_SAMPLES}};
   dt_val x = leaf(g, "f32[4,6]", DT_OP_input, "x");
   dt_input in = {"x", x};
   dt_vec_push(&g->input, in);
