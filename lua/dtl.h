@@ -1,4 +1,4 @@
-/* Floor 8: what the files of lua/ share: positions and errors, argument checks, and the boxes that Lua holds.
+/* Floor 9: what the files of lua/ share: positions and errors, argument checks, and the boxes that Lua holds.
  *
  * Discipline of a binding, in this order: check arguments; push an empty box; call the core; on failure raise; fill
  * the box by plain stores. Nothing that must be freed is held by a C local across a call that can raise. Functions

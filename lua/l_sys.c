@@ -82,7 +82,7 @@ static int l_ctx(lua_State *L) {
   if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
   else if (threads && threads != proc.ctx->threads && !proc.ctx->execs && !proc.alone.execs) {
     DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, (int)threads, &e));
-    proc.alone.pool = proc.ctx->pool, proc.alone.threads = proc.ctx->threads;
+    proc.alone.pool = proc.ctx->pool, proc.alone.dev = proc.ctx->dev, proc.alone.threads = proc.ctx->threads;
   } else if (threads && threads != proc.ctx->threads)
     dtl_fail(
         L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",

@@ -1,4 +1,4 @@
-/* Floor 7: the one public header. What the Lua bindings (and a C program) call; everything else is an inner matter.
+/* Floor 8: the one public header. What the Lua bindings (and a C program) call; everything else is an inner matter.
  *
  * Life: dt_ctx_open -> trace graphs -> dt_plan_build -> dt_exec_new -> dt_exec_step... -> dt_exec_free -> dt_ctx_close. */
 #ifndef DT_DT_H
@@ -16,7 +16,7 @@ typedef struct dt_ctx {
   dt_comm *comm;
   dt_pool *pool;
   int threads;
-  const dt_kernel *kernels;
+  dt_dev *dev;
   uint64_t seed;
   int execs;                   /* executors made on it so far */
   struct dt_ctx_group *groups; /* communicators opened so far */

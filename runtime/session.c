@@ -40,7 +40,12 @@ dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
     free(c);
     return DT_ENOMEM;
   }
-  c->kernels = dt_cpu_kernels();
+  if ((st = dt_cpu_open(c->pool, &c->dev, e))) {
+    dt_pool_free(c->pool);
+    c->comm->vt->close(c->comm);
+    free(c);
+    return st;
+  }
   dt_log_setup(c->comm->rank, 1);
   *out = c;
   return DT_OK;
@@ -79,9 +84,17 @@ dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt
 }
 
 dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e) {
+  dt_dev *dev;
   dt_pool *pool = dt_pool_new(threads, e);
   if (!pool) return DT_ENOMEM;
+  dt_status st = dt_cpu_open(pool, &dev, e);
+  if (st) {
+    dt_pool_free(pool);
+    return st;
+  }
+  dt_cpu_close(c->dev);
   dt_pool_free(c->pool);
+  c->dev = dev;
   c->pool = pool;
   c->threads = threads;
   return DT_OK;
@@ -90,6 +103,7 @@ dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e) {
 void dt_ctx_close(dt_ctx *c) {
   if (!c) return;
   dt_trace_close(c);
+  dt_cpu_close(c->dev);
   dt_pool_free(c->pool);
   for (struct dt_ctx_group *k = c->groups, *next; k; k = next) {
     next = k->next;
@@ -100,7 +114,4 @@ void dt_ctx_close(dt_ctx *c) {
   free(c);
 }
 
-size_t dt_ctx_workspace(const dt_call *c, int op, int threads) {
-  const dt_kernel *k = &dt_cpu_kernels()[op];
-  return k->workspace ? k->workspace(c, threads) : 0;
-}
+size_t dt_ctx_workspace(const dt_call *c, int op, int threads) { return dt_cpu_workspace(c, op, threads); }

@@ -125,4 +125,13 @@ static inline float dt_u32_unit(uint32_t u) { return (float)(u >> 8) * (1.0f / 1
 
 double dt_now(void);    /* seconds, monotonic */
 int dt_cpu_count(void); /* cores that this process may run on */
+
+/* One turn of a waiting loop: tells the core that nothing is being done. */
+static inline void dt_relax(void) {
+#if defined __x86_64__ || defined __i386__
+  __builtin_ia32_pause();
+#elif defined __aarch64__
+  __asm__ volatile("yield");
+#endif
+}
 #endif

@@ -1,4 +1,4 @@
-/* Floor 2: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
+/* Floor 3: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
  *
  * Invariant: calls on one communicator are made by one thread at a time and in the same order on every rank (the plan's
  * order; runtime/plan/agree.c proves it before the first step). Counts are in elements and 64-bit; large messages are
@@ -7,7 +7,7 @@
  * error. A peer's failure ends the job (the launcher kills the others); no call returns with half a result. */
 #ifndef DT_COMM_H
 #define DT_COMM_H
-#include "../tensor/tensor.h"
+#include "../dev/dev.h"
 
 typedef enum dt_red { DT_SUM, DT_MAX, DT_MIN, DT_AVG } dt_red;
 
@@ -56,31 +56,21 @@ dt_status dt_comm_world(dt_comm **out, dt_err *e);
 bool dt_comm_plugin(char *path, size_t n, dt_str *tried);
 bool dt_comm_launched(void); /* an MPI launcher started this process */
 
-/* ---- communication thread: runs jobs in order beside the computation ---- */
-typedef struct dt_commq dt_commq;
+/* ---- jobs: a call of a communicator as data, so that a stream can make it beside the computation ---- */
 typedef struct dt_commjob {
-  enum { DT_CJ_ALL_REDUCE, DT_CJ_REDUCE_SCATTER, DT_CJ_ALL_GATHER, DT_CJ_ALL_TO_ALL, DT_CJ_BROADCAST, DT_CJ_SHIFT, DT_CJ_CALL } kind;
+  enum { DT_CJ_ALL_REDUCE, DT_CJ_REDUCE_SCATTER, DT_CJ_ALL_GATHER, DT_CJ_ALL_TO_ALL, DT_CJ_BROADCAST, DT_CJ_SHIFT } kind;
   dt_comm *comm;
-  const void *in;
+  const void *in; /* of an all-reduce and a broadcast, which work in place: what is copied to `out` first, or NULL */
   void *out;
   int64_t n;
   int dtype;
   dt_red op;
-  int root; /* DT_CJ_SHIFT: how many ranks further the values go */
-  dt_status (*call)(void *ctx, dt_err *e); /* DT_CJ_CALL */
-  void *ctx;
-  const void *tag; /* the submitter's own, for dt_commq_watch */
+  int root; /* of a shift: how many ranks further the values go */
+  const void *tag; /* the submitter's own, for who watches the stream */
   int step, micro;
 } dt_commjob;
-dt_commq *dt_commq_new(dt_err *e);
-void dt_commq_free(dt_commq *q);
-/* After each job the communication thread calls done with its start and end (nanoseconds, CLOCK_MONOTONIC). Before the first job. */
-void dt_commq_watch(dt_commq *q, void (*done)(void *ctx, const dt_commjob *job, int64_t start, int64_t end), void *ctx);
-/* Submit a job (copied); returns its ticket, 1, 2, 3, ... No allocation: the ring holds 4096 jobs, then waits. */
-uint64_t dt_commq_submit(dt_commq *q, const dt_commjob *job);
-/* Wait until ticket's job is done; the first error of any job is returned by this and every later wait. */
-dt_status dt_commq_wait(dt_commq *q, uint64_t ticket, dt_err *e);
-/* Run a job on the caller's thread after all jobs submitted to any queue are done; their first error comes first. */
+/* Starts a job on a stream; it must live until the stream has come past it, for which an event recorded behind it is waited for. */
+void dt_comm_start(dt_stream *s, const dt_commjob *job);
+/* Runs a job on the caller's thread after everything given to any stream is done; their first error comes first. */
 dt_status dt_comm_run(const dt_commjob *job, dt_err *e);
-double dt_commq_busy(dt_commq *q); /* seconds spent in jobs since the last call */
 #endif

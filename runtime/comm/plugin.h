@@ -7,15 +7,6 @@
 #define DT_COMM_PLUGIN_H
 #include "comm.h"
 
-/* One turn of a waiting loop: tells the core that nothing is being done. */
-static inline void dt_comm_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
 #define DT_COMM_ABI (1u << 16 | (uint32_t)(sizeof(struct dt_comm_vt) + sizeof(dt_comm)))
 
 typedef struct dt_comm_host {

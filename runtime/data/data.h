@@ -1,4 +1,4 @@
-/* Floor 6: data sets, their transforms, the order of samples, and the loader that turns them into microbatches.
+/* Floor 7: data sets, their transforms, the order of samples, and the loader that turns them into microbatches.
  *
  * Three layers, each random access and without state that a restart would need:
  *   dt_dataset  sample i -> one row per field ("inputs", "targets")

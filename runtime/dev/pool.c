@@ -39,21 +39,13 @@ static atomic_bool give_up;
 
 void dt_pool_yield(bool on) { atomic_store_explicit(&give_up, on, memory_order_relaxed); }
 
-static inline void pause_cpu(void) {
-#if defined __x86_64__
-  __builtin_ia32_pause();
-#elif defined __aarch64__
-  __asm__ __volatile__("yield");
-#endif
-}
-
 /* Wait until w->v != old; returns the new value. */
 static uint32_t word_wait(word *w, uint32_t old) {
   int spin = atomic_load_explicit(&give_up, memory_order_relaxed) ? 0 : SPIN;
   uint32_t v;
   for (int i = 0; i < spin; i++) {
     if ((v = atomic_load_explicit(&w->v, memory_order_acquire)) != old) return v;
-    pause_cpu();
+    dt_relax();
   }
   /* asleep is set before v is looked at again, the other side changes v before it looks at asleep: one of the two sees
    * */

@@ -3,7 +3,6 @@
 #define DT_EXEC_H
 #include "../dt.h"
 
-enum { DT_MAX_PLANS = 24 };
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
 typedef enum {
@@ -14,9 +13,8 @@ typedef enum {
   DT_FAULT_NO_MEAN
 } dt_fault;
 typedef struct bound { /* an instruction with its pointers */
-  dt_call call;
+  dt_launch launch;    /* its call has the pointers of every kind of instruction */
   const dt_instr *ins;
-  void (*run)(dt_call *);
   dt_commjob job;
   size_t copy;    /* bytes of a communication in place whose operand lives on elsewhere */
   int slotted;    /* its place among the segment's instructions that touch a slot, -1: it touches none */
@@ -32,8 +30,10 @@ typedef struct bound_plan {
   char *persist;    /* this plan's own inputs, scalars and outputs */
   int64_t *samples; /* [rows] what tick->sample points to */
   dt_view *input, *output;
-  double *stats;      /* f64[2], or NULL */
+  double *stats;      /* f64[2] in the device's memory, or NULL */
   const char **field; /* names of inputs */
+  double *hyper;      /* [hypers] on the host, written before each step */
+  bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
 /* A persistent tensor. A part of one: this rank keeps `len` elements from `begin` on, `v` as a vector. */
@@ -85,22 +85,21 @@ struct dt_exec {
   dt_exec_opts o;
   double *lr, *group_lr;
   int nplan;
-  bound_plan b[DT_MAX_PLANS];
+  bound_plan *b; /* [nplan] */
   bool ready;
   int profile;          /* DT_PROFILE: 0 none, 1 by op, 2 by instruction */
   char *arena, *window; /* private memory; memory that peers see (or part of arena when alone) */
   int64_t arena_bytes, window_bytes, region_bytes[DT_NREG];
   char *base[DT_NREG], *ws;
-  dt_commq *queue;
-  uint64_t *ticket; /* plan ticket -> queue ticket */
-  uint64_t last_ticket;
+  dt_stream *compute, *comm; /* comm: NULL when the plans have nothing that overlaps */
+  dt_event *done;            /* plan ticket -> end of that communication */
+  dt_event last;             /* of the last one */
   dt_tick tick;
   dt_exec_state state;
   const char **names;
   dt_kept *kept;
   int nnames;
-  int *field_of; /* scratch: loader field of each input */
-  struct {       /* the step under way */
+  struct { /* the step under way */
     dt_batch batch;
     double begun, stats[2];
     int64_t start, micro_start; /* for the trace */
@@ -117,10 +116,12 @@ struct dt_exec {
   dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axes of samples alone */
 };
 
-/* bind.c: allocates, binds, initialises */
+/* bind.c: allocates and binds */
 dt_status dt_exec_bind(dt_exec *x, dt_err *e);
 void dt_exec_unbind(dt_exec *x);
-void dt_exec_init_values(dt_exec *x);
+char *dt_exec_shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root);
+/* first.c: first values */
+dt_status dt_exec_init_values(dt_exec *x, dt_err *e);
 void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, once all ranks have its first values */
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
@@ -129,14 +130,23 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first v
 dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
-/* exec.c */
+/* run.c: Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part.
+ * slot: of the microbatch's activations, in a pipeline. */
 dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
                           int slot, dt_err *e);
+dt_status dt_exec_whole(dt_exec *x, bound_plan *b, int seg, bool first, bool last, dt_err *e);
+dt_status dt_exec_drain(dt_exec *x, dt_err *e); /* all communication is over */
+/* step.c */
 bound_plan *dt_exec_plan_for(dt_exec *x, int64_t rows);
 dt_status dt_exec_feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e);
-bool dt_exec_finite(const dt_view *v);
+/* eval.c: adds a plan's outputs, which are scalars, to sums */
+dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int nsums, dt_err *e);
+/* blame.c: whether all values are finite; false too when the device fails to show them */
+bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
-dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Runs the step's microbatches again, looking: the error about the first value that is not finite. */
+dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e);
 
 /* pipe.c: the step of a rank on the axis of stages */
 dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e); /* rings: dt_plan_rings bytes, 64-byte aligned */

@@ -133,7 +133,9 @@ dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   const struct dt_comm_vt *vt = p->comm->vt;
   DT_TRY(await(p, &r->req[at], e));
   DT_TRY(await(p, &r->ack[at], e));
-  memcpy(mem, q->call.in[0].p, (size_t)l->bytes);
+  dt_dev_copy(x->compute, mem, q->launch.call.in[0].p, l->bytes);
+  DT_TRY(
+      dt_dev_sync(x->ctx->dev->vt->record(x->compute), e)); /* the peer may read it as soon as the message is there */
   if (!p->theirs[l->peer])
     return vt->isend(p->comm, mem, l->bytes, l->peer, tag(p, l->edge, p->micro, false), &r->req[at], e);
   r->head[at] = mem - p->theirs[p->comm->rank];
@@ -149,7 +151,9 @@ dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   const struct dt_comm_vt *vt = p->comm->vt;
   DT_TRY(await(p, &r->req[at], e));
   bool near = p->theirs[l->peer] != NULL;
-  memcpy(q->call.out[0].p, near ? p->theirs[l->peer] + r->head[at] : r->mem + at * r->room, (size_t)l->bytes);
+  dt_dev_copy(x->compute, q->launch.call.out[0].p, near ? p->theirs[l->peer] + r->head[at] : r->mem + at * r->room,
+              l->bytes);
+  DT_TRY(dt_dev_sync(x->ctx->dev->vt->record(x->compute), e)); /* the sender may write over it once it is told */
   if (near) {
     DT_TRY(await(p, &r->ack[at], e));
     DT_TRY(vt->isend(p->comm, &r->byte[at], 1, l->peer, tag(p, l->edge, p->micro, true), &r->ack[at], e));
@@ -223,7 +227,11 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
                     : a->kind == 'B' ? "B of chunk"
                                      : "W of chunk",
                     a->chunk, a->micro, start);
-    if (a->kind == 'F' && b->stats && a->chunk == p->chunks - 1) stats[0] += b->stats[0], stats[1] += b->stats[1];
+    if (a->kind == 'F' && b->stats && a->chunk == p->chunks - 1) {
+      double own[2];
+      DT_TRY(dt_dev_get(x->compute, own, b->stats, sizeof own, e));
+      stats[0] += own[0], stats[1] += own[1];
+    }
     if (p->look && p->bad && !p->bad_stage) /* forward in the order of stages, then backward in the reverse */
       p->bad_stage = a->kind == 'F' ? a->chunk + 1 : 2 * p->chunks - a->chunk;
   }
@@ -245,8 +253,7 @@ dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *ba
   for (int k = 0; k < batch->nmicro; k++) {
     bound_plan *b = plan_of(x, k);
     for (int c = 0; c < p->chunks; c++) DT_TRY(act(x, b, k, DT_SEG_FIXED + 3 * c, ds, true, true, 0, e));
-    for (int i = 0; i < nsums && i < b->plan->g->output.n && p->end; i++)
-      sums[i] += dt_get(b->output[i].p, b->output[i].t.dtype, 0);
+    if (p->end) DT_TRY(dt_exec_add_outputs(x, b, sums, nsums, e));
   }
   return finish(x, any, e);
 }
@@ -261,13 +268,13 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
   double stats[2] = {0, 0}, none = 4.0 * ranks * p->chunks, where = none;
   p->look = true, p->bad = NULL, p->bad_stage = 0;
   DT_TRY(dt_pipe_step(x, batch, ds, stats, e));
-  if (x->queue && x->last_ticket) DT_TRY(dt_commq_wait(x->queue, x->last_ticket, e));
+  DT_TRY(dt_exec_drain(x, e));
   p->look = false;
   if (p->bad) /* how far along the way forward and back it came up */
     where = p->bad_stage <= p->chunks ? (p->bad_stage - 1) * ranks + me : p->bad_stage * ranks - 1 - me;
   double least = where;
   DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
-  if (p->bad && where <= least) return dt_exec_blame(p->bad, p->bad_out, batch->step, what, value, e);
+  if (p->bad && where <= least) return dt_exec_blame(x, p->bad, p->bad_out, batch->step, what, value, e);
   return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; the first value that is not finite came up on another rank%s",
                  (long long)batch->step + 1, what, value, least < none ? ", which names it" : "");
 }

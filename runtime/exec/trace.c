@@ -137,8 +137,9 @@ void dt_trace_met(dt_exec *x, const bound *q, int64_t start, int64_t begun) {
 }
 
 /* On the communication thread. The queue holds fewer jobs than fit, and the computing thread looks at each event. */
-static void job_done(void *ctx, const dt_commjob *job, int64_t start, int64_t end) {
+static void job_done(void *ctx, void *call_ctx, int64_t start, int64_t end) {
   dt_trace *t = ctx;
+  const dt_commjob *job = call_ctx;
   if (!job->tag) return;
   uint64_t k = atomic_load_explicit(&t->made, memory_order_relaxed);
   t->job[k % JOBS] = (event){start, end, job->tag, NULL, -1, 1, job->step, job->micro};
@@ -212,7 +213,7 @@ static char *label_of(const dt_exec *x, const bound_plan *b, const bound *q) {
 void dt_trace_attach(dt_exec *x) {
   x->trace = x->b[0].plan->spec.train ? x->ctx->trace : NULL;
   if (!x->trace) return;
-  if (x->queue) dt_commq_watch(x->queue, job_done, x->trace);
+  if (x->comm) x->ctx->dev->vt->watch(x->comm, job_done, x->trace);
   for (int k = 0; k < x->nplan; k++) {
     bound_plan *b = &x->b[k];
     for (int s = 0; s < b->plan->nseg; s++)

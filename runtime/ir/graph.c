@@ -153,7 +153,6 @@ dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_a
                .serves = g->serves,
                .line = g->line,
                .order = -1};
-  n.stream = dt_op(op)->flags & OP_COMM ? DT_STREAM_COMM : DT_STREAM_COMPUTE;
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (attr) memcpy(n.attr, attr, sizeof n.attr);

@@ -1,7 +1,7 @@
-/* Floor 3: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
+/* Floor 4: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
  *
  * One node type serves every level. A node makes one to eight values; values carry type and placement, nodes carry where
- * and when they run (phase, stage, chunk, stream) and the script line they come from. Ids are indices and creation order
+ * and when they run (phase, stage, chunk) and the script line they come from. Ids are indices and creation order
  * is a topological order until the order pass. A pass is a pure function of (graph, spec); nothing here knows devices or MPI. */
 #ifndef DT_IR_H
 #define DT_IR_H
@@ -72,7 +72,6 @@ typedef enum dt_phase {
   DT_WGT, /* each microbatch: weight gradients, when a schedule splits them from DT_BWD */
   DT_UPD  /* once a step, after the last microbatch: clipping, optimizer */
 } dt_phase;
-typedef enum { DT_STREAM_COMPUTE, DT_STREAM_COMM, DT_STREAM_COPY } dt_stream;
 
 typedef enum dt_level {
   DT_TRACED,
@@ -118,7 +117,7 @@ typedef struct dt_value {
 
 typedef struct dt_node {
   uint16_t op; /* enum dt_op */
-  uint8_t phase, stream, flags;
+  uint8_t phase, flags;
   uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t

@@ -40,12 +40,34 @@ dt_status shape_ints(dt_shape_ctx *s, int i, const char *what);
 dt_status shape_nd(dt_shape_ctx *s, int i, int nd, const char *form);
 /* Input i has exactly this shape and dtype; `what` names it. */
 dt_status shape_is(dt_shape_ctx *s, int i, const dt_type *want, const char *what);
+/* The one output has the dtype and the sizes that attributes give. */
+dt_status given_shape(dt_shape_ctx *s, int dtype, const dt_attr *list);
+/* NumPy's rule: align at the right; sizes are equal or 1. out's dtype is left to the caller. */
+dt_status shape_broadcast(dt_shape_ctx *s, const dt_type *const *in, int n, dt_type *out);
 /* dtype of statistics: f64 for f64, otherwise f32 */
 static inline int stat_dtype(int t) { return t == DT_F64 ? DT_F64 : DT_F32; }
+static inline dt_type vec_type(int dtype, int64_t n) { return dt_type_make(dtype, 1, &n); }
 dt_type shape_list_type(int dtype, const dt_attr *list);
 void set_list(dt_attr *list, int n, const int64_t *v);
 int64_t rows_of(const dt_type *t, int last); /* product of all but the last dims */
-dt_status shape_broadcast(dt_shape_ctx *s, const dt_type *const *in, int n, dt_type *out);
+/* How a rule ends: with the one output's type, or with nout types that it has written. */
+static inline dt_status done(dt_shape_ctx *s, int nout) {
+  s->nout = nout;
+  return DT_OK;
+}
+static inline dt_status one(dt_shape_ctx *s, dt_type t) {
+  s->out[0] = t;
+  return done(s, 1);
+}
+
+/* ---- placement rules ---- */
+static inline dt_place shard(int dim, int segs) { return (dt_place){DT_S, (uint8_t)dim, 0, (uint8_t)segs}; }
+static inline bool sharded(const dt_place *p) { return p->kind == DT_S; }
+/* its dim is cut into equal parts, as a whole */
+static inline bool even(const dt_place_ctx *c, int k) {
+  return sharded(&c->in[k]) && !c->in[k].segs && c->in_t[k].dim[c->in[k].dim] % c->n == 0;
+}
+static inline void keep(dt_place_ctx *c) { c->want[0] = c->out[0] = c->in[0]; }
 
 /* ---- gradient rules ---- */
 /* v summed to the shape of input i of node n and cast to its dtype; -1 when that input is not a float */
@@ -54,4 +76,28 @@ static inline dt_val in_of(const dt_graph *g, dt_nid n, int i) { return g->node.
 static inline dt_val out_of(const dt_graph *g, dt_nid n, int o) { return g->node.p[n].out[o]; }
 /* a node with attributes of another node's kind: copies n's attributes first */
 dt_val same_attrs(dt_graph *g, dt_nid n, int op, const dt_val *in, int nin);
+/* short names for what rules write most: the first input and output of node n, the gradient of that output */
+#define X in_of(g, n, 0)
+#define Y out_of(g, n, 0)
+#define GY gout[0]
+static inline dt_val mul(dt_graph *g, dt_val a, dt_val b) { return dt_b2(g, DT_OP_mul, a, b); }
+static inline dt_val quot(dt_graph *g, dt_val a, dt_val b) { return dt_b2(g, DT_OP_div, a, b); }
+static inline dt_val neg(dt_graph *g, dt_val a) { return dt_b1(g, DT_OP_neg, a); }
+/* the number k as a scalar of v's dtype, and v times k */
+static inline dt_val num(dt_graph *g, double k, dt_val v) { return dt_scalar(g, k, dt_type_of(g, v)->dtype); }
+static inline dt_val times(dt_graph *g, double k, dt_val v) { return mul(g, v, num(g, k, v)); }
+/* v where the condition holds, else 0; and the other way round */
+static inline dt_val when(dt_graph *g, dt_val cond, dt_val v) { return dt_b3(g, DT_OP_where, cond, v, num(g, 0, v)); }
+static inline dt_val unless(dt_graph *g, dt_val cond, dt_val v) { return dt_b3(g, DT_OP_where, cond, num(g, 0, v), v); }
+
+/* ---- cost rules ---- */
+#define COST(name) dt_cost name(const dt_node *n, const dt_type *const *in, const dt_type *const *out)
+static inline double count(const dt_type *t) { return (double)dt_numel(t); }
+/* flops, with the bytes of every input and output */
+dt_cost with_bytes(double flops, const dt_node *n, const dt_type *const *in, const dt_type *const *out);
+/* elements of the largest operand: what a pass over it costs */
+double elements(const dt_node *n, const dt_type *const *in, const dt_type *const *out);
+/* flops of an element of an elementwise op (a column of its row), and of a whole program */
+extern const double ew_flops[DT_NEW];
+double program_flops(const dt_vm *vm);
 #endif

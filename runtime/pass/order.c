@@ -310,7 +310,6 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
     dt_node *x = &g->node.p[i];
     x->order = i;
     if (!(dt_op(x->op)->flags & OP_COMM)) continue;
-    x->stream = DT_STREAM_COMM;
     if (x->op == DT_OP_send || x->op == DT_OP_recv || hidden(g, i) < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
   }
   g->level = DT_ORDERED;

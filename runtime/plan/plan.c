@@ -35,10 +35,8 @@ static uint8_t area(const dt_graph *g, uint8_t region) {
 }
 
 static void extent(const dt_view *v, const dt_addr *a, int64_t range[2]) {
-  int64_t last = 0;
-  for (int d = 0; d < v->t.nd; d++) last += (v->t.dim[d] - 1) * v->stride[d];
   range[0] = a->off;
-  range[1] = dt_numel(&v->t) ? a->off + (last + 1) * (int64_t)dt_dtype_size(v->t.dtype) : a->off;
+  range[1] = a->off + dt_view_span(v);
 }
 
 static bool meets(const int64_t a[2], const int64_t b[2]) { return a[0] < b[1] && b[0] < a[1]; }

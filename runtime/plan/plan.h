@@ -1,4 +1,4 @@
-/* Floor 5: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
+/* Floor 6: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
  *
  * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). With an axis of stages MICRO is empty and
  * each chunk has F, B and W instead; a run lists (segment, microbatch, slot) in the schedule's order. An instruction is a kernel call whose views carry region and offset, or a

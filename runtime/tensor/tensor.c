@@ -63,6 +63,13 @@ dt_view dt_view_make(void *p, const dt_type *t) {
 }
 
 /* Strides of dims of size 1 and of empty tensors do not matter. */
+int64_t dt_view_span(const dt_view *v) {
+  int64_t last = 0;
+  if (!dt_numel(&v->t)) return 0;
+  for (int d = 0; d < v->t.nd; d++) last += (v->t.dim[d] - 1) * v->stride[d];
+  return (last + 1) * (int64_t)dt_dtype_size(v->t.dtype);
+}
+
 bool dt_view_contiguous(const dt_view *v) {
   int64_t s = 1;
   if (dt_numel(&v->t) == 0) return true;

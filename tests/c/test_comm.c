@@ -1,29 +1,15 @@
-/* The communicator of one rank, the communication thread, and how the world is chosen. Ranks: tests/dist/dist_comm.c.
+/* The communicator of one rank, jobs on streams, and how the world is chosen. Ranks: tests/dist/dist_comm.c.
  * */
 #include <sys/stat.h>
 #include <unistd.h>
 #include "comm/comm.h"
 #include "t.h"
 
-static int ran[8192], nran;
-static dt_status note(void *ctx, dt_err *e) {
-  (void)e;
-  ran[nran++ & 8191] = (int)(intptr_t)ctx;
-  return DT_OK;
-}
-static dt_status refuse(void *ctx, dt_err *e) {
-  (void)ctx;
-  return dt_fail(e, DT_EUSER, NULL, "refused");
-}
 static dt_status pause_a_little(void *ctx, dt_err *e) {
   (void)ctx, (void)e;
   usleep(20000);
   return DT_OK;
 }
-static dt_commjob call(dt_status (*f)(void *, dt_err *), intptr_t ctx) {
-  return (dt_commjob){.kind = DT_CJ_CALL, .call = f, .ctx = (void *)ctx};
-}
-
 /* Run a copy of this program from a folder without the plug-in, as if under mpirun; its message into text. */
 static int run_lost(char *text, size_t n) {
   char dir[] = "/tmp/dt_lost_XXXXXX", cmd[512];
@@ -118,68 +104,24 @@ int main(int argc, char **argv) {
     d->vt->close(d);
     T_CHECK(c->vt->split(c, -1, 0, &d, &e) == DT_OK && !d);
   }
-  T_TEST ("the queue runs jobs in order, more of them than its ring holds") {
-    dt_commq *q = dt_commq_new(&e);
-    uint64_t t = 0;
-    nran = 0;
-    dt_commjob j = call(pause_a_little, 0);
-    dt_commq_submit(q, &j);
-    for (int i = 0; i < 6000; i++) {
-      j = call(note, i);
-      t = dt_commq_submit(q, &j);
-    }
-    T_CHECK(t == 6001);
-    T_CHECK(dt_commq_wait(q, t, &e) == DT_OK);
-    T_CHECK(nran == 6000);
-    int wrong = 0;
-    for (int i = 0; i < 6000; i++) wrong += ran[i] != i;
-    T_CHECK(wrong == 0);
-    double busy = dt_commq_busy(q);
-    T_CHECK(busy > 0.015 && busy < 5);
-    T_CHECK(dt_commq_busy(q) == 0);
-    dt_commq_free(q);
-  }
-  T_TEST ("the queue wakes from sleep, and runs what is left before it ends") {
-    dt_commq *q = dt_commq_new(&e);
-    nran = 0;
-    for (int i = 0; i < 5; i++) {
-      usleep(2000);
-      dt_commjob j = call(note, i);
-      T_CHECK(dt_commq_wait(q, dt_commq_submit(q, &j), &e) == DT_OK && nran == i + 1);
-    }
-    dt_commjob slow = call(pause_a_little, 0), last = call(note, 9);
-    dt_commq_submit(q, &slow), dt_commq_submit(q, &last);
-    dt_commq_free(q);
-    T_CHECK(nran == 6);
-  }
-  T_TEST ("collectives through the queue and on the caller's thread") {
-    dt_commq *q = dt_commq_new(&e);
-    float a[4] = {1, 2, 3, 4}, o[4] = {0};
+  T_TEST ("jobs on a stream, and at once after what streams have to do") {
+    dt_pool *pool = dt_pool_new(1, &e);
+    dt_dev *dev;
+    dt_stream *q;
+    T_CHECK(dt_cpu_open(pool, &dev, &e) == DT_OK && dev->vt->open(dev, DT_STREAM_COMM, &q, &e) == DT_OK);
+    float a[4] = {1, 2, 3, 4}, o[4] = {0}, again[4] = {0};
     dt_commjob j = {.kind = DT_CJ_ALL_GATHER, .comm = c, .in = a, .out = o, .n = 4, .dtype = DT_F32};
-    T_CHECK(dt_commq_wait(q, dt_commq_submit(q, &j), &e) == DT_OK && o[3] == 4);
-    dt_commjob slow = call(pause_a_little, 0), n1 = call(note, 1);
-    nran = 0;
-    dt_commq_submit(q, &slow), dt_commq_submit(q, &n1);
-    dt_commjob n2 = call(note, 2);
-    T_CHECK(dt_comm_run(&n2, &e) == DT_OK);
-    T_CHECK(nran == 2 && ran[0] == 1 && ran[1] == 2);
-    dt_commq_free(q);
-  }
-  T_TEST ("after a failed job the rest is skipped and every wait says so") {
-    dt_commq *q = dt_commq_new(&e);
-    dt_commjob good = call(note, 1), bad = call(refuse, 0);
-    nran = 0;
-    uint64_t t0 = dt_commq_submit(q, &good);
-    T_CHECK(dt_commq_wait(q, t0, &e) == DT_OK);
-    dt_commq_submit(q, &bad);
-    uint64_t t2 = dt_commq_submit(q, &good);
-    e.text[0] = 0;
-    T_CHECK(dt_commq_wait(q, t2, &e) == DT_EUSER);
-    T_STR(e.text, "refused");
-    T_CHECK(nran == 1);
-    T_CHECK(dt_comm_run(&good, &e) == DT_EUSER && nran == 1);
-    dt_commq_free(q);
-    T_CHECK(dt_comm_run(&good, &e) == DT_OK && nran == 2);
+    dt_commjob k = {.kind = DT_CJ_ALL_REDUCE, .comm = c, .in = o, .out = again, .n = 4, .dtype = DT_F32};
+    dev->vt->call(q, pause_a_little, NULL);
+    dt_comm_start(q, &j);
+    T_CHECK(dt_comm_run(&k, &e) == DT_OK && again[3] == 4); /* it waited for the pause and the first job */
+    T_CHECK(dt_dev_sync(dev->vt->record(q), &e) == DT_OK && o[3] == 4);
+    dt_commjob bad = {.kind = DT_CJ_ALL_REDUCE, .comm = c, .out = o, .n = 4, .dtype = DT_BOOL, .op = DT_SUM};
+    dt_comm_start(q, &bad);
+    T_CHECK(dt_comm_run(&k, &e) == DT_EUSER && strstr(e.text, "bool"));
+    dev->vt->close(q);
+    T_CHECK(dt_comm_run(&k, &e) == DT_OK);
+    dt_cpu_close(dev), dt_pool_free(pool);
   }
   if (c) c->vt->close(c);
   T_END

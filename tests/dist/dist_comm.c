@@ -360,7 +360,11 @@ int main(int argc, char **argv) {
     }
   }
   T_TEST ("many calls of mixed kinds and sizes, from the communication thread") {
-    dt_commq *q = dt_commq_new(&E);
+    dt_pool *pool = dt_pool_new(1, &E);
+    dt_dev *dev;
+    dt_stream *q;
+    OK(dt_cpu_open(pool, &dev, &E));
+    OK(dev->vt->open(dev, DT_STREAM_COMM, &q, &E));
     int calls = 0, rounds = W->oversubscribed ? 300 : 2000;
     int64_t wrong = 0;
     for (int i = 0; i < rounds; i++) {
@@ -371,16 +375,16 @@ int main(int argc, char **argv) {
       for (int64_t k = 0; k < n; k++) p[k] = (float)(W->rank + i % 10);
       dt_commjob sum = {.kind = DT_CJ_ALL_REDUCE, .comm = W, .out = p, .n = n, .dtype = DT_F32, .op = DT_SUM};
       dt_commjob all = {.kind = DT_CJ_ALL_GATHER, .comm = W, .in = p, .out = o, .n = n, .dtype = DT_F32};
-      dt_commjob tell = {.kind = DT_CJ_CALL, .call = count_call, .ctx = &calls};
-      dt_commq_submit(q, &sum);
-      dt_commq_submit(q, &all);
-      OK(dt_commq_wait(q, dt_commq_submit(q, &tell), &E));
+      dt_comm_start(q, &sum);
+      dt_comm_start(q, &all);
+      dev->vt->call(q, count_call, &calls);
+      OK(dt_dev_sync(dev->vt->record(q), &E));
       float want = (float)(W->size * (W->size - 1) / 2 + W->size * (i % 10));
       for (int64_t k = 0; k < n * W->size; k++) wrong += o[k] != want;
     }
     CHECK(wrong == 0 && calls == rounds);
-    CHECK(dt_commq_busy(q) > 0);
-    dt_commq_free(q);
+    dev->vt->close(q);
+    dt_cpu_close(dev), dt_pool_free(pool);
     settle();
   }
   for (int i = 0; i < 2; i++) free(own[i]);

@@ -257,7 +257,7 @@ local function parallel(name, text, says, o)
   case(name, o)
 end
 -- the mesh
-parallel("a mesh that is more than the ranks", "data = 2, tensor = 2, pipeline = 2", "data = 2 x pipeline 2 x tensor 2 = 8, but 1 rank run; mpirun %-n 8")
+parallel("a mesh that is more than the ranks", "data = 2, tensor = 2, pipeline = 2", "data = 2 x pipeline 2 x tensor 2 = 8, but 1 rank runs; mpirun %-n 8")
 parallel("ranks that the mesh does not divide", "tensor = 2", "3 ranks do not divide by tensor 2 = 2; 2 or 4 ranks would", { plan = 3 })
 parallel("an unknown axis in mesh", 'mesh = { "data", "tensr" }', 'there is no axis "tensr"; did you mean \'tensor\'', { plan = 2 })
 parallel("an axis that mesh leaves out", 'tensor = 2, mesh = { "data" }', 'leaves out the axis "tensor" of size 2', { plan = 2 })
@@ -299,7 +299,7 @@ placed("a placement along a dim that is not there", 'tensor = "S(2)"', "the tens
 placed("a placement on data", 'data = "S(0)"', 'the axis "data" divides samples by itself; place tensors on another axis')
 placed("a placement on pipeline", 'pipeline = "S(0)"', 'the axis "pipeline" divides stages by itself')
 placed("a parameter cut over two axes", 'tensor = "S(0)", mine = "S(1)"', 'parameter 0%.weight is cut over two axes, "mine" and "tensor"; cut it over one', { plan = 4,
-  parallel = 'tensor = 2, mesh = { "data", "mine", "tensor" }, strategies = { { axis = function() return "mine", 2 end } }' })
+  parallel = 'tensor = 2, mesh = { "data", "mine", "tensor" }, strategies = { { axes = function() return { { name = "mine", size = 2 } } end } }' })
 parallel("a placement of an unknown parameter", "", "place: there is no parameter 'wieght'; did you mean 'weight'",
   { model = 'nn.Linear(10, 5, { place = { wieght = { tensor = "S(0)" } } })', line = "model" })
 parallel("a value that does not divide", "tensor = 3", "place: dim 0 has 32 elements, .- 3 ranks .-; 33 would",
@@ -328,16 +328,15 @@ local function hook(name, body, says, line) parallel("a hook that " .. name, ("g
 hook("changes the shape", "return b:sum()", "hook returned f32 of shape {} for a bucket of shape {%d+}; it must keep the shape")
 hook("changes the dtype", "return b:to 'i64'", "hook returned i64 of shape .-; it must keep the shape, in a float dtype")
 hook("returns nothing", "", "hook must return the reduced bucket, got nil")
-hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has data", "job")
+hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has pipeline, data, tensor", "job")
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
-parallel("a hook and a pipeline", "pipeline = 2, gradient = { hook = dt.hooks.bf16 }", "gradient%.hook and pipeline = 2: .- set pipeline = 1, or leave the hook out", { plan = 2 })
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
 parallel("a hook and independent replicas", "independent = true, gradient = { hook = dt.hooks.bf16 }", "independent and gradient%.hook: .- leave one out")
 parallel("blocks that do not divide the ranks", "gradient = { hook = dt.hooks.hierarchical { inner = 3 } }", "blocks of 3 do not divide 4 ranks; inner = 1 or 4 would", { plan = 4 })
 parallel("independent replicas and ZeRO", "independent = true, zero = 1", "independent and zero = 1: .- set zero = 0")
 parallel("replicas that meet and ZeRO", "sync = { every = 2 }, zero = 2", "sync and zero = 2: .- set zero = 0")
-parallel("replicas that meet and tensor", "sync = { every = 2 }, tensor = 2", "sync works on the axis data alone; set tensor = 1 and pipeline = 1")
+parallel("replicas that meet by an outer optimizer, and tensor", "sync = { every = 2, outer = optim.SGD { lr = 1 } }, tensor = 2", "sync%.outer works on whole models; set tensor = 1 and pipeline = 1")
 parallel("replicas that both meet and do not", "sync = { every = 2 }, independent = true", "both sync and independent; .- leave one out")
 parallel("replicas that meet at no time", "sync = {}", "sync needs 'every'")
 parallel("an outer optimizer that is none", "sync = { every = 2, outer = 3 }", "outer wants an optimizer such as")
@@ -345,7 +344,7 @@ parallel("an outer optimizer that is none", "sync = { every = 2, outer = 3 }", "
 parallel("a strategy that is none", "strategies = { 3 }", "strategies%[1%] wants a table")
 parallel("a strategy with an unknown key", "strategies = { { plac = function() end } }", "no option 'plac'; did you mean 'place'")
 parallel("a strategy with a known option", "strategies = { { name = 'mine', options = { { 'zero', 'integer', 0 } } } }", "the option zero of strategy mine is zero's already; give it another name")
-parallel("a strategy with a known axis", "strategies = { { name = 'mine', axis = function() return 'tensor', 2 end } }", "two strategies add the axis \"tensor\"; give the one of mine", { plan = 2 })
-parallel("a strategy whose axis has no size", "strategies = { { axis = function() return 'm', 'x' end } }", 'the size of the axis m wants a whole number', { plan = 2 })
+parallel("a strategy with a known axis", "strategies = { { name = 'mine', axes = function() return { { name = 'tensor', size = 2 } } end } }", "the strategies tensor and mine both add the axis \"tensor\"; give one of them another name", { plan = 2 })
+parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axes of strategies%[1%]: axis 1: size is a number of ranks or "auto", got "x"', { plan = 2 })
 
 return M

@@ -12,13 +12,14 @@ function folder(path) { sub(/\/[^\/]*$/, "", path); return path }
 function floor_of(dir) {
   if (dir ~ /^runtime\/base$/) return 0
   if (dir ~ /^runtime\/tensor$/) return 1
-  if (dir ~ /^(runtime\/(dev|comm|comm\/.*)|kernels.*)$/) return 2
-  if (dir ~ /^runtime\/ir$/) return 3
-  if (dir ~ /^runtime\/pass$/) return 4
-  if (dir ~ /^runtime\/plan$/) return 5
-  if (dir ~ /^runtime\/(exec|sim|data|ckpt)$/) return 6
-  if (dir == "runtime") return 7
-  if (dir ~ /^lua/) return 8
+  if (dir ~ /^(runtime\/dev|kernels.*)$/) return 2
+  if (dir ~ /^runtime\/(comm|comm\/.*)$/) return 3
+  if (dir ~ /^runtime\/ir$/) return 4
+  if (dir ~ /^runtime\/pass$/) return 5
+  if (dir ~ /^runtime\/plan$/) return 6
+  if (dir ~ /^runtime\/(exec|data|ckpt|store)$/) return 7
+  if (dir == "runtime") return 8
+  if (dir ~ /^lua/) return 9
   return -1
 }
 function exists(p,  line, r) { if (p in known) return known[p]; r = (getline line < p) >= 0; close(p); return known[p] = r }

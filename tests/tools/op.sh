@@ -1,5 +1,5 @@
 #!/bin/sh
-# Where an op lives: `make op NAME=layer_norm` prints its row, its rules, its kernels and its tests, each as file:line.
+# Where an op lives: `make op NAME=layer_norm` prints its row, its rules (all in its family's file), its kernels and its tests, each as file:line.
 cd "$(dirname "$0")/../.." || exit 1
 name=$1
 if [ -z "$name" ]; then
@@ -22,14 +22,15 @@ if [ -z "$row" ]; then
   exit 1
 fi
 at row "^(OP|OPV|EW)\($name," runtime/ir/ops.def kernels/elementwise.def
-for rule in $(printf '%s' "$row" | grep -oE '\b(shape|grad|cost)_[a-z0-9_]+' | awk '!seen[$0]++'); do
+for rule in $(printf '%s' "$row" | grep -oE '\b(shape|place|grad|cost)_[a-z0-9_]+' | awk '!seen[$0]++'); do
   case $rule in grad_none) continue ;; esac
   at "$(printf %s "$rule" | cut -d_ -f1)" "^(dt_status|void|dt_cost) $rule\(|^(UNARY|COST)\($rule[,)]" runtime/ir/*.c
 done
 case $row in
 EW*)
-  at shape '^dt_status shape_elementwise\(' runtime/ir/shape.c
-  at cost '^COST\(cost_elementwise\)' runtime/ir/cost.c
+  at shape '^dt_status shape_elementwise\(' runtime/ir/elementwise.c
+  at place '^dt_status place_elementwise\(' runtime/ir/elementwise.c
+  at cost '^COST\(cost_elementwise\)' runtime/ir/elementwise.c
   at kernel 'K\(kernel_vm\) =' kernels/cpu/*.c ;;
 OPV*) echo "kernel     none: a view, a leaf, or work of the executor" ;;
 *)

@@ -217,7 +217,7 @@ dt_status dtm_meet(dtm_comm *c, dt_err *e) {
         sleep_on(c, i, p, seq);
         break;
       }
-      dt_comm_relax();
+      dt_relax();
     }
     if (!st && (p->kind != m->kind || p->dtype != m->dtype || p->op != m->op || p->n != m->n))
       st = disagree(c, i, p, e);

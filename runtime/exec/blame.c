@@ -1,0 +1,94 @@
+/* A loss or a norm that is not finite: finds the instruction whose result was the first, by running the step's microbatches again. */
+#include <math.h>
+
+#include "exec.h"
+
+bool dt_exec_finite(dt_exec *x, const dt_view *v) {
+  const struct dt_dev_vt *vt = x->ctx->dev->vt;
+  if (!dt_is_float(v->t.dtype) || !dt_numel(&v->t)) return true;
+  size_t bytes = (size_t)dt_view_span(v);
+  void *p;
+  if (vt->map(x->compute, v->p, bytes, &p, NULL)) return false;
+  int64_t n = dt_numel(&v->t), idx[DT_MAX_DIM] = {0};
+  bool good = true;
+  for (int64_t i = 0; i < n && good; i++) {
+    int64_t at = 0;
+    for (int d = 0; d < v->t.nd; d++) at += idx[d] * v->stride[d];
+    good = isfinite(dt_get(p, v->t.dtype, at));
+    for (int d = v->t.nd - 1; d >= 0 && ++idx[d] == v->t.dim[d]; d--) idx[d] = 0;
+  }
+  vt->unmap(x->compute, v->p, bytes, p, false);
+  return good;
+}
+
+/* An id outside of what it indexes makes its row NaN: name the id instead. */
+static dt_status bad_id(dt_exec *x, const bound *q, const char *where, dt_err *e) {
+  static const struct {
+    int op, ids, table, dim, ignore;
+    const char *what, *hint;
+  } known[] = {{DT_OP_cross_entropy, 1, 0, -1, 1, "label", "labels count from 0"},
+               {DT_OP_embedding, 0, 1, 0, 0, "id", "ids count from 0; make the vocabulary larger"},
+               {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"}};
+  for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+    if (q->ins->op != known[k].op) continue;
+    const dt_view *ids = &q->launch.call.in[known[k].ids], *table = &q->launch.call.in[known[k].table];
+    const int64_t size = table->t.dim[known[k].dim < 0 ? table->t.nd - 1 : known[k].dim], n = dt_numel(&ids->t);
+    const struct dt_dev_vt *vt = x->ctx->dev->vt;
+    size_t bytes = (size_t)dt_nbytes(&ids->t);
+    void *p;
+    DT_TRY(vt->map(x->compute, ids->p, bytes, &p, e));
+    int64_t bad = -1, id = 0;
+    for (int64_t i = 0; i < n && bad < 0; i++) {
+      id = (int64_t)dt_get(p, ids->t.dtype, i);
+      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.attr[0].i)) bad = i;
+    }
+    vt->unmap(x->compute, ids->p, bytes, p, false);
+    if (bad >= 0)
+      return dt_fail(e, DT_EUSER, where, "%s: %s %lld is outside 0 to %lld; %s", dt_op(q->ins->op)->name, known[k].what,
+                     (long long)id, (long long)size - 1, known[k].hint);
+  }
+  return DT_OK;
+}
+
+dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e) {
+  char t[96], where[256] = "";
+  if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
+  DT_TRY(bad_id(x, q, where, e));
+  dt_str chain = {0}; /* the ops of a fused chain */
+  static const char *const ew[] = {
+#define EW(name, ...) #name,
+#include "../../kernels/elementwise.def"
+#undef EW
+  };
+  if (q->ins->vm)
+    for (int j = 0; j < q->ins->vm->nins; j++) dt_str_add(&chain, "%s%s", j ? ", " : " of ", ew[q->ins->vm->ins[j].op]);
+  dt_status st = dt_fail(e, DT_EUSER, where,
+                         "step %lld: %s is %g; the first value that is not finite came out of %s%s (%s%s); "
+                         "lower the learning rate, clip, or look at this operation's inputs",
+                         (long long)step + 1, what, value, dt_op(q->ins->op)->name, chain.p ? chain.p : "",
+                         dt_type_str(&q->launch.call.out[o].t, t, sizeof t),
+                         q->ins->phase == DT_FWD ? "" : ", in backward");
+  dt_str_free(&chain);
+  return st;
+}
+
+dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e) {
+  const dt_batch *batch = &x->now.batch;
+  if (x->pipe) return dt_pipe_diagnose(x, batch, dt_loader_dataset(l), what, value, e);
+  for (int m = 0; m < batch->nmicro; m++) {
+    bound_plan *b = dt_exec_plan_for(x, batch->micro[m].n);
+    DT_TRY(dt_exec_feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
+    x->tick.micro = m;
+    for (int i = 0; i < b->plan->seg[DT_SEG_MICRO].ins.n; i++) {
+      bound *q = &b->seg[DT_SEG_MICRO][i];
+      if (q->ins->kind != DT_I_KERNEL || (q->ins->flags & DT_NODE_LAST_MICRO)) continue;
+      q->launch.call.flags = m == 0 ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
+      x->ctx->dev->vt->launch(x->compute, &q->launch);
+      for (int o = 0; o < q->launch.call.nout; o++)
+        if (!dt_exec_finite(x, &q->launch.call.out[o])) return dt_exec_blame(x, q, o, batch->step, what, value, e);
+    }
+  }
+  return dt_fail(e, DT_EUSER, NULL,
+                 "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not",
+                 (long long)batch->step + 1, what, value);
+}

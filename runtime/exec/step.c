@@ -1,0 +1,255 @@
+/* The optimizer's step: microbatches, the count, the update. No allocation, no lock and no Lua after the first step.
+ *
+ * Invariant: whatever decides the course of a step (count, loss, overflow) has been reduced over all ranks before it is looked at, so
+ * all ranks take the same branch. */
+#include "trace.h"
+
+#include <math.h>
+
+static double lr_now(const dt_exec *x) {
+  int64_t t = x->state.updates;
+  return x->o.nlr ? x->lr[t < x->o.nlr ? t : x->o.nlr - 1] : 0;
+}
+
+static void write_hypers(dt_exec *x, double inv_count) {
+  for (int k = 0; k < x->nplan; k++) {
+    const dt_graph *g = x->b[k].plan->g;
+    for (int i = 0; i < g->hyper.n; i++) {
+      const dt_hyper *h = &g->hyper.p[i];
+      const dt_value *v = &g->val.p[h->val];
+      double *p = &x->b[k].hyper[i], f = h->group < x->o.groups ? x->group_lr[h->group] : 1;
+      switch (h->kind) {
+        case DT_HY_LR: *p = lr_now(x) * f; break;
+        case DT_HY_T: *p = (double)(x->state.updates + 1); break;
+        case DT_HY_INV_COUNT: *p = inv_count; break;
+        case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
+      }
+      dt_dev_put(x->compute, x->b[k].persist + v->addr, p, sizeof *p);
+    }
+  }
+}
+
+dt_status dt_exec_feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
+  for (int i = 0; i < b->plan->g->input.n; i++) {
+    int f = dt_dataset_field(ds, b->field[i]);
+    if (f < 0) return dt_fail(e, DT_EUSER, NULL, "the data has no field \"%s\"", b->field[i]);
+    const dt_view *v = &b->input[i];
+    int64_t row = dt_nbytes(&ds->field[f].t);
+    if (dt_nbytes(&v->t) != row * m->n || v->t.dtype != ds->field[f].t.dtype) {
+      char want[96], have[96];
+      return dt_fail(e, DT_EUSER, NULL, "field \"%s\": the plan wants %s, the data has %lld rows of %s", b->field[i],
+                     dt_type_str(&v->t, want, sizeof want), (long long)m->n,
+                     dt_type_str(&ds->field[f].t, have, sizeof have));
+    }
+    dt_dev_put(x->compute, v->p, m->field[f], row * m->n);
+  }
+  memcpy(b->samples, m->sample, sizeof(int64_t) * (size_t)m->n);
+  x->tick.sample = b->samples;
+  x->tick.nsample = m->n;
+  return DT_OK;
+}
+
+bound_plan *dt_exec_plan_for(dt_exec *x, int64_t rows) {
+  for (int k = 0; k < x->nplan; k++)
+    if (x->b[k].plan->spec.train && x->b[k].plan->rows == rows) return &x->b[k];
+  return NULL;
+}
+
+/* running statistics: equal on all ranks after each step, as the mean over ranks */
+static dt_status share_buffers(dt_exec *x, dt_err *e) {
+  const dt_plan *p = x->b[0].plan;
+  dt_comm *c = x->replicas;
+  if (!c || c->size == 1) return DT_OK;
+  for (int s = DT_SEG_MICRO; s < p->nseg; s++)
+    for (int i = 0; s != DT_SEG_UPD && i < p->seg[s].ins.n; i++) {
+      const dt_instr *ins = &p->seg[s].ins.p[i];
+      for (int o = 0; o < ins->nout; o++)
+        for (int k = 0; k < p->g->buf.n; k++) {
+          const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
+          if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
+              v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
+            continue;
+          DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
+        }
+    }
+  return DT_OK;
+}
+
+dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
+  x->now.begun = dt_now();
+  x->now.micro = 0;
+  x->now.stats[0] = x->now.stats[1] = 0;
+  x->now.start = dt_trace_begins(x, x->state.step + 1) ? dt_trace_clock() : 0;
+  DT_TRY(dt_loader_next(l, &x->now.batch, e));
+  if (x->tracing) dt_trace_span(x, "next batch", -1, -1, x->now.start);
+  x->now.micros = x->b[0].plan->lockstep ? (int)x->now.batch.most : x->now.batch.nmicro;
+  if (!x->now.micros) x->now.micros = 1;
+  *micros = x->now.batch.count ? x->now.micros : 0;
+  if (!*micros) { /* the data is over */
+    dt_trace_ends(x);
+    return DT_OK;
+  }
+  x->tick.step = x->state.step;
+  write_hypers(x, 0);
+  return dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e);
+}
+
+/* Feeds the microbatch at hand; a rank without samples has the main plan, and takes part in what is communicated. */
+static dt_status begin_micro(dt_exec *x, dt_loader *l, dt_err *e) {
+  const dt_batch *batch = &x->now.batch;
+  int m = x->now.micro;
+  if (x->tracing) x->now.micro_start = dt_trace_clock();
+  x->tick.micro = m;
+  x->now.plan = &x->b[0];
+  if (m >= batch->nmicro) { /* zero gradients: the plan's own instructions clear them */
+    x->tick.nsample = 0;
+    return DT_OK;
+  }
+  x->now.plan = dt_exec_plan_for(x, batch->micro[m].n);
+  if (!x->now.plan)
+    return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[m].n);
+  return dt_exec_feed(x, x->now.plan, &batch->micro[m], dt_loader_dataset(l), e);
+}
+
+/* Its instructions from..to. */
+static dt_status piece(dt_exec *x, int from, int to, dt_err *e) {
+  int m = x->now.micro;
+  bool none = m >= x->now.batch.nmicro || (x->fault == DT_FAULT_LOSE_MICRO && m == 1);
+  return dt_exec_segment(x, x->now.plan, DT_SEG_MICRO, from, to, m == 0, m == x->now.micros - 1, none, 0, e);
+}
+
+/* Where backward begins: behind the last instruction of forward. */
+static int backward_at(const bound_plan *b) {
+  int i = b->plan->seg[DT_SEG_MICRO].ins.n;
+  while (i && b->plan->seg[DT_SEG_MICRO].ins.p[i - 1].phase != DT_FWD) i--;
+  return i;
+}
+
+/* Adds the microbatch's sum of losses and count to the step's; own: the two, 0 where the rank has no samples. */
+static dt_status add_stats(dt_exec *x, double own[2], dt_err *e) {
+  own[0] = own[1] = 0;
+  if (x->now.micro >= x->now.batch.nmicro) return DT_OK;
+  DT_TRY(dt_dev_get(x->compute, own, x->now.plan->stats, 2 * sizeof *own, e));
+  for (int i = 0; i < 2; i++) x->now.stats[i] += own[i];
+  return DT_OK;
+}
+
+dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count, dt_err *e) {
+  DT_TRY(begin_micro(x, l, e));
+  DT_TRY(piece(x, 0, backward_at(x->now.plan), e));
+  double own[2];
+  DT_TRY(add_stats(x, own, e));
+  *count = own[1];
+  *loss = own[1] > 0 ? own[0] / own[1] : 0;
+  if (x->tracing) dt_trace_span(x, "forward of microbatch", x->now.micro, x->now.micro, x->now.micro_start);
+  return DT_OK;
+}
+
+dt_status dt_exec_backward(dt_exec *x, dt_err *e) {
+  int64_t start = x->tracing ? dt_trace_clock() : 0;
+  DT_TRY(piece(x, backward_at(x->now.plan), x->now.plan->plan->seg[DT_SEG_MICRO].ins.n, e));
+  if (x->tracing) dt_trace_span(x, "backward of microbatch", x->now.micro, x->now.micro, start);
+  x->now.micro++;
+  return DT_OK;
+}
+
+dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
+  int micros;
+  *info = (dt_step_info){.step = x->state.step, .norm = -1};
+  DT_TRY(dt_exec_begin(x, l, &micros, e));
+  if (!micros) return DT_OK; /* samples = 0 */
+  if (x->pipe) DT_TRY(dt_pipe_step(x, &x->now.batch, dt_loader_dataset(l), x->now.stats, e));
+  for (; x->now.micro < micros && !x->pipe; x->now.micro++) {
+    DT_TRY(begin_micro(x, l, e));
+    DT_TRY(piece(x, 0, x->now.plan->plan->seg[DT_SEG_MICRO].ins.n, e));
+    double own[2];
+    DT_TRY(add_stats(x, own, e));
+    if (x->tracing) dt_trace_span(x, "microbatch", x->now.micro, x->now.micro, x->now.micro_start);
+  }
+  return dt_exec_finish(x, l, info, e);
+}
+
+/* The step's sum of losses and count over all ranks; running statistics equal on all of them. */
+static dt_status sum_up(dt_exec *x, dt_err *e) {
+  dt_comm *c = x->ctx->comm;
+  if (c->size == 1) return DT_OK;
+  int64_t start = x->tracing ? dt_trace_clock() : 0;
+  DT_TRY(dt_exec_drain(x, e));
+  if (x->tracing) dt_trace_span(x, "wait for gradients", -1, -1, start), start = dt_trace_clock();
+  if (!x->tells) x->now.stats[0] = x->now.stats[1] = 0;
+  DT_TRY(c->vt->all_reduce(c, x->now.stats, 2, DT_F64, DT_SUM, e));
+  if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
+  return x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE ? DT_OK : share_buffers(x, e);
+}
+
+/* f16's loss scale: shrinks after `hysteresis` overflows, grows after a window without one, never below min_scale. */
+static void adjust_scale(dt_exec *x, bool overflow) {
+  dt_exec_state *s = &x->state;
+  if (x->o.fixed_scale) return;
+  if (overflow) {
+    s->good = 0;
+    if (--s->hysteresis > 0) return;
+    s->loss_scale = fmax(s->loss_scale / 2, x->o.min_scale);
+    s->hysteresis = 1;
+  } else if (++s->good % x->o.scale_window == 0) {
+    s->loss_scale *= 2;
+    s->hysteresis = x->o.hysteresis;
+  }
+}
+
+/* The update's instructions: up to the gradient's norm; then, unless it overflowed, the rest. */
+static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *info, dt_err *e) {
+  dt_comm *c = x->ctx->comm;
+  bound_plan *main = &x->b[0];
+  const dt_graph *g = main->plan->g;
+  bool f16 = main->plan->spec.precision == DT_F16;
+  int split = main->norm_at, n = main->plan->seg[DT_SEG_UPD].ins.n;
+  DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, 0, split, true, true, false, 0, e));
+  if (g->norm >= 0) {
+    float norm;
+    DT_TRY(dt_dev_get(x->compute, &norm, main->persist + g->val.p[g->norm].addr, sizeof norm, e));
+    info->norm = norm;
+    if (replicas > 1) DT_TRY(c->vt->all_reduce(c, &info->norm, 1, DT_F64, DT_MAX, e)); /* one skips: all skip */
+    if (!isfinite(info->norm) && !f16) return dt_exec_diagnose(x, l, "the gradient norm", info->norm, e);
+  }
+  info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
+  if (!info->skipped) {
+    DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, split, n, true, true, false, 0, e));
+    x->state.updates++;
+  }
+  if (f16) adjust_scale(x, info->skipped);
+  return DT_OK;
+}
+
+dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
+  const dt_plan *main = x->b[0].plan;
+  const dt_batch *batch = &x->now.batch;
+  double *stats = x->now.stats;
+  *info = (dt_step_info){.step = x->state.step,
+                         .norm = -1,
+                         .epoch = batch->epoch,
+                         .samples = batch->count,
+                         .lr = lr_now(x),
+                         .loss_scale = x->state.loss_scale};
+  DT_TRY(sum_up(x, e));
+  const dt_mesh *mesh = &main->g->mesh;
+  bool differ = main->spec.replicas != DT_REPLICAS_EQUAL;
+  int replicas = differ ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1; /* that step by themselves */
+  info->count = main->spec.replicas == DT_REPLICAS_ALONE ? stats[1] / replicas : stats[1];
+  info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
+  if (!isfinite(info->loss) && main->spec.precision != DT_F16) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= x->ctx->comm->size;
+  write_hypers(x, x->inv_count);
+  int64_t begun = x->tracing ? dt_trace_clock() : 0;
+  DT_TRY(update(x, l, replicas, info, e));
+  info->seconds = dt_now() - x->now.begun;
+  if (x->tracing) {
+    dt_trace_span(x, "update", -1, -1, begun);
+    dt_trace_span(x, "step", x->state.step + 1, -1, x->now.start);
+  }
+  x->state.step++;
+  x->state.samples += batch->count;
+  dt_trace_ends(x);
+  return DT_OK;
+}

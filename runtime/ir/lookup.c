@@ -1,0 +1,148 @@
+/* Lookups: embedding, gather, scatter_add, one_hot, topk; and what makes gradients small: pack_signs, unpack_signs. */
+#include "rules.h"
+
+/* ---- embedding and one_hot ---- */
+static dt_status append_dim(dt_shape_ctx *s, dt_type *t, int64_t n) {
+  if (t->nd == DT_MAX_DIM)
+    return fail(s, "%s would get more than %d dims; reshape it first", shape_text(t).s, DT_MAX_DIM);
+  t->dim[t->nd++] = n;
+  return DT_OK;
+}
+
+dt_status shape_embedding(dt_shape_ctx *s) {
+  const dt_type *w = s->in[1];
+  DT_TRY(shape_ints(s, 0, "the ids"));
+  DT_TRY(shape_nd(s, 1, 2, "[vocabulary, width]"));
+  if (!dt_is_float(w->dtype))
+    return fail(s, "the table is %s, but must be a float; convert it with :to \"f32\"", dt_dtype_name(w->dtype));
+  s->out[0] = *s->in[0];
+  s->out[0].dtype = w->dtype;
+  DT_TRY(append_dim(s, &s->out[0], w->dim[1]));
+  return done(s, 1);
+}
+
+dt_status shape_embedding_bwd(dt_shape_ctx *s) {
+  const dt_type *gy = s->in[1];
+  DT_TRY(shape_ints(s, 0, "the ids"));
+  dt_type want = *s->in[0];
+  want.dtype = gy->dtype;
+  if (!dt_is_float(gy->dtype) || gy->nd < 1)
+    return fail(s, "the gradient %s must be a float of 1 dim or more", shape_text(gy).s);
+  DT_TRY(append_dim(s, &want, gy->dim[gy->nd - 1]));
+  DT_TRY(shape_is(s, 1, &want, "the gradient"));
+  if (s->attr[0].i < 0) return fail(s, "rows is %lld, but must be 0 or more", (long long)s->attr[0].i);
+  s->out[0] = dt_type_make(gy->dtype, 2, (int64_t[]){s->attr[0].i, gy->dim[gy->nd - 1]});
+  return done(s, 1);
+}
+
+dt_status place_embedding(dt_place_ctx *c) {
+  int nd = c->in_t[0].nd;
+  if (sharded(&c->in[1]) && c->in[1].dim == 0) {
+    int64_t rows = c->in_t[1].dim[0], part = (rows + c->n - 1) / c->n;
+    c->want[1] = c->in[1];
+    c->attr[0].i = part * c->coord, c->attr[1].i = rows;
+    c->out[0] = (dt_place){DT_P, 0, 0, 0};
+  } else if (sharded(&c->in[1])) {
+    c->want[1] = c->in[1];
+    c->out[0] = shard(nd, c->in[1].segs);
+  } else if (sharded(&c->in[0])) {
+    keep(c);
+    c->enter[1] = true;
+  }
+  return DT_OK;
+}
+
+void grad_embedding(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  const dt_attr *f = g->node.p[n].attr;
+  dt_attr a[DT_MAX_ATTR] = {{.i = dt_type_of(g, in_of(g, n, 1))->dim[0]}, f[0], f[1]};
+  gin[1] = dt_bn(g, DT_OP_embedding_bwd, (dt_val[]){X, GY}, 2, a);
+}
+
+dt_status shape_one_hot(dt_shape_ctx *s) {
+  DT_TRY(shape_ints(s, 0, "the labels"));
+  if (s->attr[0].i < 1) return fail(s, "classes is %lld, but must be 1 or more", (long long)s->attr[0].i);
+  if (s->attr[1].i < 0 || s->attr[1].i >= DT_NDTYPE)
+    return fail(s, "unknown dtype; known: bool, u8, i32, i64, f16, bf16, f32, f64");
+  s->out[0] = *s->in[0];
+  s->out[0].dtype = (uint8_t)s->attr[1].i;
+  DT_TRY(append_dim(s, &s->out[0], s->attr[0].i));
+  return done(s, 1);
+}
+
+/* ---- gather, scatter_add, topk ---- */
+/* index fits inside x in every dim but `d` */
+static dt_status index_fits(dt_shape_ctx *s, const dt_type *index, const dt_type *x, int64_t d) {
+  bool fits = index->nd == x->nd;
+  for (int i = 0; fits && i < x->nd; i++) fits = i == d || index->dim[i] <= x->dim[i];
+  if (fits) return DT_OK;
+  return fail(s, "the index %s must have as many dims as %s and, but for dim %lld, no larger sizes",
+              shape_text(index).s, shape_text(x).s, (long long)d);
+}
+
+dt_status shape_gather(dt_shape_ctx *s) {
+  DT_TRY(shape_ints(s, 1, "the indices"));
+  DT_TRY(shape_dim(s, &s->attr[0], s->in[0]));
+  DT_TRY(index_fits(s, s->in[1], s->in[0], s->attr[0].i));
+  s->out[0] = *s->in[1];
+  s->out[0].dtype = s->in[0]->dtype;
+  return done(s, 1);
+}
+
+dt_status shape_scatter_add(dt_shape_ctx *s) {
+  const dt_type *index = s->in[0], *gy = s->in[1];
+  dt_type t = shape_list_type(gy->dtype, s->attr + 1), want = *index;
+  DT_TRY(shape_ints(s, 0, "the indices"));
+  want.dtype = gy->dtype;
+  DT_TRY(shape_is(s, 1, &want, "the source (of the index's shape)"));
+  DT_TRY(shape_dim(s, &s->attr[0], &t));
+  DT_TRY(index_fits(s, index, &t, s->attr[0].i));
+  s->out[0] = t;
+  return done(s, 1);
+}
+
+void grad_gather(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(g, X);
+  dt_attr a[DT_MAX_ATTR] = {{.i = g->node.p[n].attr[0].i}};
+  set_list(a + 1, x.nd, x.dim);
+  gin[0] = dt_bn(g, DT_OP_scatter_add, (dt_val[]){in_of(g, n, 1), GY}, 2, a);
+}
+
+dt_status shape_topk(dt_shape_ctx *s) {
+  DT_TRY(shape_floats(s, 1));
+  dt_type t = *s->in[0];
+  if (!t.nd) return fail(s, "a scalar has no last dim to choose from; reshape it to {1}");
+  int64_t n = t.dim[t.nd - 1];
+  if (s->attr[0].i < 1 || s->attr[0].i > n)
+    return fail(s, "k is %lld, but the last dim of %s has %lld elements; 1 to %lld would do", (long long)s->attr[0].i,
+                shape_text(&t).s, (long long)n, (long long)n);
+  t.dim[t.nd - 1] = s->attr[0].i;
+  s->out[0] = s->out[1] = t;
+  s->out[1].dtype = DT_I64;
+  return done(s, 2);
+}
+
+void grad_topk(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(g, X);
+  dt_attr a[DT_MAX_ATTR] = {{.i = x.nd - 1}};
+  set_list(a + 1, x.nd, x.dim);
+  gin[0] = dt_bn(g, DT_OP_scatter_add, (dt_val[]){g->node.p[n].out[1], GY}, 2, a);
+}
+
+/* ---- signs in bits ---- */
+dt_status shape_pack_signs(dt_shape_ctx *s) {
+  DT_TRY(shape_floats(s, 1));
+  if (s->in[0]->nd != 1) return fail(s, "%s is no vector; reshape it to { -1 }", shape_text(s->in[0]).s);
+  int64_t n = (s->in[0]->dim[0] + 7) / 8;
+  s->out[0] = dt_type_make(DT_U8, 1, &n);
+  return done(s, 1);
+}
+
+dt_status shape_unpack_signs(dt_shape_ctx *s) {
+  dt_type t = *s->in[0];
+  if (t.dtype != DT_U8 || !t.nd)
+    return fail(s, "%s is not what pack_signs gives: u8 with a last dim", shape_text(&t).s);
+  t.dtype = DT_F32;
+  t.dim[t.nd - 1] *= 8;
+  s->out[0] = t;
+  return done(s, 1);
+}

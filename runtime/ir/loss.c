@@ -1,0 +1,95 @@
+/* Losses, and dropout: cross_entropy, also over classes that are divided among ranks. */
+#include "rules.h"
+
+/* ---- cross_entropy ---- */
+static dt_status loss_inputs(dt_shape_ctx *s) {
+  const dt_type *x = s->in[0], *l = s->in[1];
+  DT_TRY(shape_floats(s, 1));
+  DT_TRY(shape_ints(s, 1, "the labels"));
+  if (x->nd < 1) return fail(s, "the logits are a scalar; their last dim must be the classes");
+  bool fits = l->nd == x->nd - 1;
+  for (int i = 0; fits && i < l->nd; i++) fits = l->dim[i] == x->dim[i];
+  if (!fits)
+    return fail(s, "labels %s do not fit logits %s: they must have the same shape without the last dim, the classes",
+                shape_text(l).s, shape_text(x).s);
+  if (x->dim[x->nd - 1] < 1) return fail(s, "logits %s have no classes", shape_text(x).s);
+  if (!(s->attr[1].f >= 0 && s->attr[1].f <= 1))
+    return fail(s, "label_smoothing is %g, but must lie between 0 and 1", s->attr[1].f);
+  return DT_OK;
+}
+
+dt_status shape_cross_entropy(dt_shape_ctx *s) {
+  DT_TRY(loss_inputs(s));
+  int t = stat_dtype(s->in[0]->dtype);
+  s->out[0] = s->out[1] = dt_type_make(t, 0, NULL);
+  s->out[2] = vec_type(t, rows_of(s->in[0], 1));
+  return done(s, 3);
+}
+
+dt_status shape_cross_entropy_bwd(dt_shape_ctx *s) {
+  DT_TRY(loss_inputs(s));
+  int t = stat_dtype(s->in[0]->dtype);
+  dt_type scalar = dt_type_make(t, 0, NULL), lse = vec_type(t, rows_of(s->in[0], 1));
+  DT_TRY(shape_is(s, 2, &lse, "lse"));
+  DT_TRY(shape_is(s, 3, &scalar, "the count"));
+  DT_TRY(shape_is(s, 4, &scalar, "the loss's gradient"));
+  s->out[0] = *s->in[0];
+  return done(s, 1);
+}
+
+dt_status place_cross_entropy(dt_place_ctx *c) {
+  if (!sharded(&c->in[0]) || c->in[0].dim != c->in_t[0].nd - 1 || c->in[0].segs) return DT_OK;
+  c->want[0] = c->in[0];
+  c->vocab = true;
+  return DT_OK;
+}
+
+void grad_cross_entropy(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {X, in_of(g, n, 1), out_of(g, n, 2), out_of(g, n, 1), GY};
+  gin[0] = same_attrs(g, n, DT_OP_cross_entropy_bwd, in, 5);
+}
+
+/* ---- cross_entropy over divided classes ---- */
+/* logits[...,N], labels[...] -> four vectors of [rows] */
+dt_status shape_vocab_stats(dt_shape_ctx *s) {
+  DT_TRY(loss_inputs(s));
+  for (int o = 0; o < 4; o++) s->out[o] = vec_type(stat_dtype(s->in[0]->dtype), rows_of(s->in[0], 1));
+  return done(s, 4);
+}
+
+dt_status shape_vocab_loss(dt_shape_ctx *s) {
+  DT_TRY(loss_inputs(s));
+  int t = stat_dtype(s->in[0]->dtype);
+  dt_type rows = vec_type(t, rows_of(s->in[0], 1));
+  DT_TRY(shape_is(s, 2, &rows, "lse"));
+  DT_TRY(shape_is(s, 3, &rows, "the labels' logits"));
+  DT_TRY(shape_is(s, 4, &rows, "the sums of logits"));
+  s->out[0] = s->out[1] = dt_type_make(t, 0, NULL);
+  return done(s, 2);
+}
+
+/* the loss over divided classes: softmax minus target on the local columns, without communication */
+void grad_vocab_loss(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {X, in_of(g, n, 1), in_of(g, n, 2), out_of(g, n, 1), GY};
+  gin[0] = same_attrs(g, n, DT_OP_cross_entropy_bwd, in, 5);
+}
+
+/* ---- dropout: the mask is that of the whole tensor ---- */
+dt_status shape_dropout(dt_shape_ctx *s) {
+  DT_TRY(shape_floats(s, 1));
+  if (!(s->attr[0].f >= 0 && s->attr[0].f <= 1)) return fail(s, "p is %g, but must lie between 0 and 1", s->attr[0].f);
+  return shape_same(s);
+}
+
+dt_status place_dropout(dt_place_ctx *c) {
+  if (!even(c, 0) || c->in[0].dim == 0 || c->attr[2].i) return DT_OK;
+  int64_t inner = 1;
+  for (int i = c->in[0].dim; i < c->in_t[0].nd; i++) inner *= c->in_t[0].dim[i];
+  keep(c);
+  c->attr[2].i = inner / c->n, c->attr[3].i = inner, c->attr[4].i = inner / c->n * c->coord;
+  return DT_OK;
+}
+
+void grad_dropout(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = same_attrs(g, n, DT_OP_dropout, &GY, 1); /* the same key, so the same mask */
+}
