@@ -33,27 +33,30 @@ static int graph_gc(lua_State *L) {
 
 static void read_mesh(lua_State *L, int i, dt_mesh *m) {
   static const char fn[] = "core.graph: mesh";
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s must be a list of { name =, size =, splits = }, got %s", fn, dtl_kind(L, i));
+  if (lua_type(L, i) != LUA_TTABLE)
+    dtl_fail(L, "%s must be a list of { name =, size =, splits = }, got %s", fn, dtl_kind(L, i));
   int64_t n = (int64_t)lua_rawlen(L, i);
   if (n > DT_MAX_AXES) dtl_fail(L, "%s has %lld axes; at most %d are supported", fn, (long long)n, DT_MAX_AXES);
   for (int k = 0; k < n; k++) {
     const char *name = NULL;
     int64_t size = 0;
-    int top = lua_gettop(L), stages = dt_mesh_stages(m);
-    const char *splits = NULL;
+    int top = lua_gettop(L);
     lua_rawgeti(L, i, k + 1);
     if (lua_type(L, -1) != LUA_TTABLE)
       dtl_fail(L, "%s: axis %d must be a table { name =, size =, splits = }, got %s", fn, k + 1, dtl_kind(L, -1));
+    const char *splits = NULL;
     DTL_OPTS(L, fn, 1, top + 1, {"name", 's', &name, NULL}, {"size", 'i', &size, NULL}, {"splits", 's', &splits, NULL});
-    if (splits && strcmp(splits, "samples") && strcmp(splits, "stages"))
-      dtl_fail(L, "%s: axis '%s' splits '%s'; an axis splits \"samples\", \"stages\" or nothing", fn, name, splits);
-    if (splits && !strcmp(splits, "stages") && stages >= 0)
-      dtl_fail(L, "%s: both '%s' and '%s' split stages; one axis can", fn, m->name[stages], name);
     if (!name || strlen(name) >= sizeof m->name[0])
       dtl_fail(L, "%s: axis %d needs a name of 1 to 15 letters", fn, k + 1);
     if (size < 1 || size > 1 << 20)
       dtl_fail(L, "%s: axis '%s' needs a size of 1 or more, got %lld", fn, name, (long long)size);
     snprintf(m->name[k], sizeof m->name[k], "%s", name);
+    if (splits && strcmp(splits, "samples") && strcmp(splits, "stages"))
+      dtl_fail(L, "%s: axis '%s' splits \"samples\", \"stages\" or, when that is left out, tensors; got \"%s\"", fn,
+               name, splits);
+    m->role[k] = !splits ? DT_AXIS_TENSORS : !strcmp(splits, "samples") ? DT_AXIS_SAMPLES : DT_AXIS_STAGES;
+    if (m->role[k] == DT_AXIS_STAGES && dt_mesh_stages(m) >= 0)
+      dtl_fail(L, "%s: the axes '%s' and '%s' both split stages; one can", fn, m->name[dt_mesh_stages(m)], name);
     m->size[k] = (int)size;
     m->role[k] = !splits ? DT_AXIS_TENSORS : !strcmp(splits, "samples") ? DT_AXIS_SAMPLES : DT_AXIS_STAGES;
     m->naxes = k + 1;
@@ -270,8 +273,8 @@ static int g_state(lua_State *L) {
   return dtl_push_symbol(L, 1, s), 1;
 }
 
-/* g:local_state(name, shape, { init =, dtype =, shared = bool }): a state that belongs to no parameter: of which each rank of the
- * sample axes has its own, or one that all share */
+/* g:local_state(name, shape, { init =, dtype =, shared = bool }): a state that belongs to no parameter: a hook's, of which each rank of
+ * the axes of samples has its own, or one that all share */
 static int g_local_state(lua_State *L) {
   static const char fn[] = "graph:local_state";
   dtl_graph *b = check_graph(L, fn);
@@ -429,38 +432,42 @@ static dt_place read_place(lua_State *L, const char *fn, const char *axis, int i
   return (dt_place){.kind = DT_S, .dim = (uint8_t)d};
 }
 
-/* The axes of the table at index i in the mesh's order, each with its placement: calls add for each. */
+/* The smallest text key of the table at index i that comes after `after` (NULL: the smallest of all), NULL: there is none. */
+static const char *key_after(lua_State *L, int i, const char *after) {
+  const char *best = NULL;
+  for (lua_pushnil(L); lua_next(L, i); lua_pop(L, 1)) {
+    const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
+    if ((!after || strcmp(name, after) > 0) && (!best || strcmp(name, best) < 0)) best = name;
+  }
+  return best;
+}
+
+/* The axes of the table at index i in the mesh's order, each with its placement: calls add for each. A graph without a mesh, that of a function
+ * on one rank, has no axes: what is said of any is checked for its form alone. */
 static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const dt_type *t,
                         void (*add)(void *ctx, int axis, dt_place p), void *ctx) {
-  static const char *const divided[] = {"", "samples", "stages"};
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: wants { axis = \"R\" or \"S(dim)\" }, got %s", fn, dtl_kind(L, i));
   const dt_mesh *m = &b->g->mesh;
-  int known = 0, given = 0;
-  for (int a = 0; a < m->naxes; a++) {
-    if (lua_getfield(L, i, m->name[a]) != LUA_TNIL) {
-      known++;
-      if (m->role[a])
-        dtl_fail(L, "%s: the axis \"%s\" divides %s by itself; place tensors on another axis", fn, m->name[a],
-                 divided[m->role[a]]);
-      add(ctx, a, read_place(L, fn, m->name[a], lua_gettop(L), t));
+  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: wants { axis = \"R\" or \"S(dim)\" }, got %s", fn, dtl_kind(L, i));
+  for (const char *name = key_after(L, i, NULL); name; name = key_after(L, i, name)) {
+    int a = dt_mesh_axis(m, name);
+    if (a < 0 && m->naxes) {
+      const char *known[DT_MAX_AXES], *near;
+      for (int k = 0; k < m->naxes; k++) known[k] = m->name[k];
+      near = dt_nearest(name, known, m->naxes);
+      dtl_fail(L, "%s: there is no axis \"%s\"; %s%s%s", fn, name, near ? "did you mean \"" : "axes are ",
+               near ? near : axes_of(L, b->g), near ? "\"?" : "");
     }
+    if (a >= 0 && m->role[a] != DT_AXIS_TENSORS)
+      dtl_fail(L, "%s: the axis \"%s\" divides %s by itself; place tensors on another axis", fn, name,
+               m->role[a] == DT_AXIS_SAMPLES ? "samples" : "stages");
+    lua_getfield(L, i, name);
+    read_place(L, fn, name, lua_gettop(L), t);
     lua_pop(L, 1);
   }
-  lua_pushnil(L);
-  while (lua_next(L, i)) lua_pop(L, 1), given++; /* counts only */
-  if (known == given) return;
-  lua_pushnil(L); /* the first in the alphabet that is no axis */
-  const char *worst = NULL, *names[DT_MAX_AXES];
-  while (lua_next(L, i)) {
-    const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
-    if (dt_mesh_axis(m, name) < 0 && (!worst || strcmp(name, worst) < 0)) worst = name;
+  for (int a = 0; a < m->naxes; a++) {
+    if (lua_getfield(L, i, m->name[a]) != LUA_TNIL) add(ctx, a, read_place(L, fn, m->name[a], lua_gettop(L), t));
     lua_pop(L, 1);
   }
-  if (!m->naxes) return; /* a function of the script's own, traced for this rank alone: placements mean nothing */
-  for (int a = 0; a < m->naxes; a++) names[a] = m->name[a];
-  const char *near = dt_nearest(worst, names, m->naxes);
-  dtl_fail(L, "%s: there is no axis \"%s\"; %s%s%s", fn, worst, near ? "did you mean \"" : "axes are ",
-           near ? near : axes_of(L, b->g), near ? "\"?" : "");
 }
 
 static void place_param(void *ctx, int axis, dt_place p) { ((dt_value *)ctx)->place[axis] = p; }

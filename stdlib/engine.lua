@@ -78,7 +78,7 @@ end
 function M.plan_key(job, where, sizes)
   sizes[where.data] = sizes[where.data] or sizes_text(job, where)
   local out = { sizes[where.data] }
-  out[2] = strategies.part(where.mesh, where.rank, "stages")
+  out[2] = strategies.among(where.mesh, where.rank, "stages")
   return table.concat(out, ";")
 end
 

@@ -120,7 +120,7 @@ function Job:field(name) return field(self.data.train, name) end
 --- copies = ranks that have the same part of the model }.
 function Job:where_is(rank, ranks)
   local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
-  local at, copies = strategies.part(mesh, rank, "samples")
+  local at, copies = strategies.among(mesh, rank, "samples")
   local alone = self.parallel:replicas() == "alone" -- every batch goes to all
   return { ranks = ranks, rank = rank, mesh = mesh, data = alone and 0 or at, replicas = alone and 1 or copies, copies = copies }
 end

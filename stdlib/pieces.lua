@@ -15,7 +15,7 @@ end
 --- Iterates over (step, microbatch) of this rank: { step, epoch, index, micro = from 1, micros = how many }. The loop calls
 --- `loss = engine(batch)`, `engine:backward(loss)` and `engine:step()` for each; the last of a step updates.
 function Pieces:microbatches()
-  if select(2, strategies.part(self.where.mesh, 0, "stages")) > 1 then
+  if select(2, strategies.among(self.where.mesh, 0, "stages")) > 1 then
     util.fail("engine:microbatches: with pipeline stages forward and backward of several microbatches interleave; "
       .. "use engine:batches() and engine:step(batch), which do the whole")
   end

@@ -82,13 +82,7 @@ end
 -- What is traced depends on the rank only by its coordinates on axes that divide layers: ranks that differ in others compile
 -- copies of one graph. how.known is a table that keeps such graphs, or nil.
 local function shared(how, what, f)
-  local key = { what, how.rows }
-  for _, axis in ipairs(how.where.mesh) do
-    if not axis.splits then
-      key[#key + 1] = strategies.coord(how.where.mesh, how.where.rank, axis.name)
-    end
-  end
-  key = table.concat(key, " ")
+  local key = table.concat({ what, how.rows, (strategies.among(how.where.mesh, how.where.rank)) }, " ")
   if not how.known[key] then how.known[key] = table.pack(f()) end
   local k = how.known[key]
   return k[1]:clone(), table.unpack(k, 2, k.n)

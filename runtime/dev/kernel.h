@@ -24,6 +24,34 @@ enum dt_ew {
   DT_NEW
 };
 
+/* The attributes of a call, by op and name, as the rows of the op table list them: a.slice.start, a.conv2d.stride[0], a.sum.dims.v[0].
+ * `slot` is the same memory by number, for code that walks any op's attributes by its spec (dt_op_info.spec). */
+typedef struct dt_list {
+  int64_t n, v[DT_MAX_DIM];
+} dt_list;
+typedef union dt_attrs {
+  dt_attr slot[DT_MAX_ATTR];
+#define NONE
+#define INT(name, ...) int64_t name;
+#define NUM(name, ...) double name;
+#define FLAG INT
+#define DTYPE INT
+#define PAIR(name, ...) int64_t name[2];
+#define LIST(name, ...) dt_list name;
+#define OP(op, lo, hi, nout, flags, attrs, ...) \
+  struct {                                      \
+    attrs                                       \
+  } op;
+#define OPV OP
+#define EW(op, nin, attrs, ...) \
+  struct {                      \
+    attrs                       \
+  } op;
+#include "../ir/ops.def"
+} dt_attrs;
+_Static_assert(sizeof(dt_attrs) == DT_MAX_ATTR * sizeof(dt_attr),
+               "an op of the table has more than DT_MAX_ATTR slots of attributes");
+
 typedef struct dt_pool dt_pool;
 /* Threads: `threads` in all, the caller being one. threads = 1 makes no thread. */
 dt_pool *dt_pool_new(int threads, dt_err *e);
@@ -52,7 +80,10 @@ typedef struct dt_call {
   int nin, nout;
   const dt_view *in; /* [nin] */
   dt_view out[DT_MAX_OUT];
-  dt_attr attr[DT_MAX_ATTR];
+  union {
+    dt_attr attr[DT_MAX_ATTR];
+    dt_attrs a;
+  };
   const dt_vm *vm; /* the program: fused chains, every elementwise op, and the epilogue of a product (or NULL) */
   uint32_t flags;
   void *ws; /* workspace() bytes, 64-byte aligned, contents undefined between calls */

@@ -113,7 +113,7 @@ struct dt_exec {
   bool tracing;       /* this step is in it */
   int64_t trace_step; /* its number there */
   bool tells;         /* its loss, statistics and metrics are the ones that count: once for each part of the data */
-  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axes of samples alone */
+  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on axes of samples alone */
 };
 
 /* bind.c: allocates and binds */

@@ -16,7 +16,7 @@ typedef struct filling {
 static uint64_t seed_of(const dt_exec *x) {
   const dt_plan *p = x->b[0].plan;
   if (p->spec.replicas != DT_REPLICAS_ALONE) return x->ctx->seed;
-  int part = dt_mesh_part(&p->g->mesh, dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES), x->ctx->comm->rank);
+  int part = dt_mesh_among(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES));
   return x->ctx->seed + 0x9e3779b97f4a7c15u * (uint64_t)part;
 }
 

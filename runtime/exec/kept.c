@@ -26,7 +26,7 @@ static dt_kept rows(dt_exec *x, dt_view v) {
   const dt_mesh *m = &x->b[0].plan->g->mesh;
   dt_type t = v.t;
   int samples = dt_mesh_axes(m, DT_AXIS_SAMPLES), n = dt_mesh_count(m, samples);
-  int mine = dt_mesh_part(m, samples, x->ctx->comm->rank);
+  int mine = dt_mesh_among(m, x->ctx->comm->rank, samples);
   memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
   t.dim[0] = n;
   return (dt_kept){

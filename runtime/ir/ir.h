@@ -12,29 +12,30 @@ typedef int32_t dt_val; /* value id, -1 = none */
 typedef int32_t dt_nid; /* node id */
 
 /* ---- mesh and placements ---- */
-typedef enum {
-  DT_AXIS_TENSORS, /* its ranks have the same samples; placements divide tensors over it */
-  DT_AXIS_SAMPLES, /* each of its ranks has samples of its own */
-  DT_AXIS_STAGES   /* each of its ranks has stages of the model */
+/* What an axis divides. Names are the strategies' own affair: C asks for roles and prints names. */
+typedef enum dt_axis_role {
+  DT_AXIS_TENSORS, /* tensors, by their placements */
+  DT_AXIS_SAMPLES, /* samples: each rank of it has its own; several axes may */
+  DT_AXIS_STAGES   /* layers, one after another; one axis at most */
 } dt_axis_role;
 typedef struct dt_mesh {
   int naxes;
-  char name[DT_MAX_AXES][16]; /* as the strategies call them, outermost first */
+  char name[DT_MAX_AXES][16]; /* outermost first */
   int size[DT_MAX_AXES];
-  uint8_t role[DT_MAX_AXES]; /* dt_axis_role; at most one axis divides stages */
+  uint8_t role[DT_MAX_AXES]; /* dt_axis_role */
 } dt_mesh;
 int dt_mesh_ranks(const dt_mesh *m);                     /* product of the sizes */
 int dt_mesh_axis(const dt_mesh *m, const char *name);    /* index of an axis, -1 when there is none */
-int dt_mesh_axes(const dt_mesh *m, dt_axis_role role);   /* the axes of a role, as a bit mask */
-int dt_mesh_stages(const dt_mesh *m);                    /* index of the axis that divides stages, -1 when there is none */
-int dt_mesh_count(const dt_mesh *m, int axes);           /* ranks that differ on these axes (a bit mask) alone */
-int dt_mesh_part(const dt_mesh *m, int axes, int rank);  /* a rank's number among them, outermost axis first */
+int dt_mesh_axes(const dt_mesh *m, dt_axis_role role);   /* axes (bits) of this role with more than one rank */
+int dt_mesh_stages(const dt_mesh *m);                    /* index of the axis that divides layers, -1: none */
+int dt_mesh_count(const dt_mesh *m, int axes);           /* how many ranks differ on these axes (bits) alone */
+int dt_mesh_among(const dt_mesh *m, int rank, int axes); /* which of those a rank is, the first axis counting most */
 int dt_mesh_coord(const dt_mesh *m, int rank, int axis); /* rank's coordinate on an axis; 0 for axis -1 */
 int dt_mesh_rank(const dt_mesh *m, const int *coord);    /* rank at the coordinates [naxes] */
 
 /* Who takes part in a communication: ranks that differ only in their coordinates on `axes` (a bit mask). part > 0: blocks of
  * that many neighbours among them; part < 0: those at the same place of every such block. stages != 0: only these coordinates
- * (a bit mask) of the axis that divides stages, which is among `axes`. */
+ * (a bit mask) of the axis of stages, which is among `axes`. */
 typedef struct dt_group {
   int axes, part;
   uint64_t stages;
@@ -128,7 +129,10 @@ typedef struct dt_node {
   uint32_t acc_first0;
   dt_val *in;
   dt_val out[DT_MAX_OUT];
-  dt_attr attr[DT_MAX_ATTR];
+  union {
+    dt_attr attr[DT_MAX_ATTR];
+    dt_attrs a; /* by name: n->a.slice.dim */
+  };
   const dt_vm *vm;  /* program of a fused chain or epilogue */
   dt_nid serves;    /* forward node that a backward node serves, -1 */
   const char *file; /* script position */
@@ -157,7 +161,7 @@ typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
   dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
-  int partial; /* mesh axes (bits) besides those of samples over which the gradient is a partial sum: set by place */
+  int partial; /* mesh axes (bits) besides those that divide samples over which the gradient is a partial sum: set by place */
   uint64_t
       stages;   /* coordinates on the axis of stages (bits) whose stages use it, when more than one do: set by stage */
   bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
@@ -249,7 +253,7 @@ typedef struct dt_edge {
   int from, to; /* stages: chunk * ranks of the axis + coordinate */
   dt_phase phase;
 } dt_edge;
-/* A tensor that persists on some stage: the same list on every rank. */
+/* A tensor that persists somewhere on the axis of stages: the same list on every rank. */
 typedef struct dt_held {
   const char *name; /* as dt_exec_names gives it */
   dt_type t;
@@ -300,28 +304,77 @@ void dt_graph_fini(dt_graph *g);
 /* A copy that passes may change; texts and programs stay g's, which must outlive it. */
 void dt_graph_clone(const dt_graph *g, dt_graph *copy);
 
+/* ---- building: what new nodes are given ---- */
+/* Where new nodes run, what they belong to, and which line of the script they come from. */
+typedef struct dt_cursor {
+  const char *file;
+  int line;
+  dt_phase phase;
+  dt_nid serves;      /* the forward node that they serve, whose block they share; -1: none */
+  int16_t block;      /* of nodes that serve none; -1: none */
+  int16_t chunk;      /* pipeline; -1: of the rank */
+  uint8_t flags;      /* DT_NODE_* */
+  const char *reason; /* why a pass inserts them, or NULL */
+} dt_cursor;
+typedef struct dt_build {
+  dt_graph *g;
+  dt_cursor at;
+} dt_build;
+dt_build dt_build_at(dt_graph *g, dt_phase phase); /* of no line, block or chunk, serving no node */
+dt_cursor dt_cursor_of(const dt_node *n);          /* a node's phase, line, block, chunk and the node that it serves */
+
 /* Adds a node: checks arity, runs the shape rule (an error names the op, the shapes and what would fit), infers the placement
- * R. `attr` has DT_MAX_ATTR slots (dt_op_defaults fills them). out[] receives nout values. */
-dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e);
+ * R. a: NULL for the op's defaults (dt_op_defaults writes them). out[] receives nout values. */
+dt_status dt_build_node(dt_build *b, int op, const dt_val *in, int nin, const dt_attrs *a, dt_val *out, dt_err *e);
 /* The same without a shape rule and without copies, for passes that know the types (fused chains, epilogues). */
+dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_attrs *a, const dt_type *out, int nout);
+/* The forms that passes use; a failure is our own bug and aborts with the text. First output:
+ *   dt_build_op(b, DT_OP_sum, &x, 1, &(dt_attrs){.sum = {.dims = {1, {0}}, .keepdim = true}}) */
+dt_val dt_build_op(dt_build *b, int op, const dt_val *in, int nin, const dt_attrs *a);
+dt_val dt_build1(dt_build *b, int op, dt_val x); /* default attributes */
+dt_val dt_build2(dt_build *b, int op, dt_val x, dt_val y);
+dt_val dt_build3(dt_build *b, int op, dt_val x, dt_val y, dt_val z);
+dt_val dt_build_full(dt_build *b, double v, int dtype, int nd, const int64_t *dim);
+dt_val dt_build_scalar(dt_build *b, double v, int dtype); /* 0-dim full */
+dt_val dt_build_cast(dt_build *b, dt_val x, int dtype);   /* x itself when it has it */
+dt_val dt_build_reshape(dt_build *b, dt_val x, int nd, const int64_t *dim);
+dt_val dt_build_permute(dt_build *b, dt_val x, const int *perm);
+dt_val dt_build_slice(dt_build *b, dt_val x, int dim, int64_t start, int64_t stop); /* x itself when that is all */
+dt_val dt_build_concat(dt_build *b, const dt_val *x, int n, int dim);
+dt_val dt_build_reduce(dt_build *b, int op, dt_val x, int ndims, const int *dims, bool keepdim); /* ndims 0 = all */
+dt_val dt_build_sum_to(dt_build *b, dt_val x,
+                       const dt_type *t); /* undo broadcasting: sums dims until x has t's shape */
+dt_val dt_build_leaf(dt_build *b, int op, const dt_type *t, const char *name);
+dt_val dt_build_vector(dt_build *b, int op, int dtype, int64_t n, const char *name, dt_region region); /* a leaf of n */
+/* A collective over the ranks of group. red: what all_reduce and reduce_scatter make of the parts; own, partial: this rank's place in the group,
+ * and whether the gathered value's gradient is a partial sum, both for gradient rules alone. Enlists the group in g->group. */
+typedef struct dt_comm_args {
+  dt_group group;
+  int red, own;
+  bool partial;
+} dt_comm_args;
+dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *reason);
+/* New nodes belong to the block of this name (NULL: to none). */
+void dt_build_block(dt_build *b, const char *name);
+bool dt_val_contiguous(const dt_graph *g, dt_val v);
+
+/* The same for passes that still keep their cursor in the graph (file, line, phase, serves, block, chunk of dt_graph). */
+dt_build dt_build_here(const dt_graph *g);
+dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e);
 dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
                       int nout);
-bool dt_val_contiguous(const dt_graph *g, dt_val v);
-/* New nodes belong to the block of this name (NULL: to none). */
 void dt_graph_block(dt_graph *g, const char *name);
-/* The forms that passes use; a failure is our own bug and aborts with the text. Attributes by name, ended by NULL:
- * dt_b(g, DT_OP_sum, 1, (dt_val[]){x}, "dims", 1, dims..) is clumsy, so the common ones are typed: */
-dt_val dt_b1(dt_graph *g, int op, dt_val a); /* no attributes */
+dt_val dt_b1(dt_graph *g, int op, dt_val a);
 dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b);
 dt_val dt_b3(dt_graph *g, int op, dt_val a, dt_val b, dt_val c);
-dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr); /* any; first output */
+dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr);
 dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim);
-dt_val dt_scalar(dt_graph *g, double v, int dtype); /* 0-dim full */
-dt_val dt_cast(dt_graph *g, dt_val a, int dtype);   /* a itself when it has it */
+dt_val dt_scalar(dt_graph *g, double v, int dtype);
+dt_val dt_cast(dt_graph *g, dt_val a, int dtype);
 dt_val dt_reshape(dt_graph *g, dt_val a, int nd, const int64_t *dim);
 dt_val dt_permute(dt_graph *g, dt_val a, const int *perm);
-dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool keepdim); /* ndims 0 = all */
-dt_val dt_sum_to(dt_graph *g, dt_val a, const dt_type *t); /* undo broadcasting: sums dims until a has t's shape */
+dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool keepdim);
+dt_val dt_sum_to(dt_graph *g, dt_val a, const dt_type *t);
 dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name);
 
 /* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire
@@ -343,8 +396,9 @@ enum {
   OP_ELEMENTWISE = 128
 };
 #define OP_ACC(mask) ((mask) << 16)
+enum { DT_MAX_SPEC = 10 }; /* attributes of an op */
 typedef struct dt_attr_spec {
-  char name[24];
+  const char *name;
   char kind; /* i f b d l(ist: 9 slots) p(air: 2) */
   uint8_t slot;
   bool required;
@@ -355,7 +409,10 @@ typedef struct
   const char *op;
   int nin, nout;
   const dt_type *const *in; /* [nin] */
-  dt_attr *attr;
+  union {
+    dt_attr *attr;
+    dt_attrs *a;
+  };
   dt_type out[DT_MAX_OUT];
   dt_err *e;
   const char *where;
@@ -376,7 +433,10 @@ typedef struct dt_place_ctx {
   dt_place *want;              /* [nin] */
   bool *enter;                 /* [nin] */
   dt_place out[DT_MAX_OUT];
-  dt_attr *attr;
+  union {
+    dt_attr *attr;
+    dt_attrs *a;
+  };
   int late;   /* an input to be added after out[0] was reduced (the bias of a product over a divided dim), -1: none */
   bool vocab; /* cross-entropy over divided classes */
   dt_err *e;
@@ -391,7 +451,6 @@ typedef struct dt_op_info {
   const char *name;
   int nin_min, nin_max, nout;
   uint32_t flags;
-  const char *attrs;
   dt_shape_rule *shape;
   dt_place_rule *place;
   dt_grad_rule *grad;
@@ -400,7 +459,7 @@ typedef struct dt_op_info {
   int ew;                                                      /* DT_EW_* or -1 */
   int ew_kind;                                                 /* DT_EWK_* */
   int nspec;
-  dt_attr_spec spec[10];
+  dt_attr_spec spec[DT_MAX_SPEC];
 } dt_op_info;
 enum { DT_EWK_ARITH, DT_EWK_FLOAT, DT_EWK_CMP, DT_EWK_SELECT, DT_EWK_CAST, DT_EWK_FULL };
 /* PyTorch's result dtype of n tensors: 0-dim ones raise it only to a higher category (bool < integer < float). */

@@ -17,7 +17,7 @@ int dt_mesh_axis(const dt_mesh *m, const char *name) {
 int dt_mesh_axes(const dt_mesh *m, dt_axis_role role) {
   int axes = 0;
   for (int a = 0; a < m->naxes; a++)
-    if (m->role[a] == role) axes |= 1 << a;
+    if (m->role[a] == role && m->size[a] > 1) axes |= 1 << a;
   return axes;
 }
 
@@ -34,7 +34,7 @@ int dt_mesh_count(const dt_mesh *m, int axes) {
   return n;
 }
 
-int dt_mesh_part(const dt_mesh *m, int axes, int rank) {
+int dt_mesh_among(const dt_mesh *m, int rank, int axes) {
   int at = 0;
   for (int a = 0; a < m->naxes; a++)
     if (axes >> a & 1) at = at * m->size[a] + dt_mesh_coord(m, rank, a);
@@ -61,12 +61,17 @@ int dt_group_size(const dt_mesh *m, dt_group g) {
 }
 
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key) {
-  int inside = dt_mesh_part(m, g.axes, rank), outside = dt_mesh_part(m, ~g.axes, rank);
+  int inside = 0, outside = 0, stages = dt_mesh_stages(m);
+  for (int a = 0; a < m->naxes; a++) {
+    int c = dt_mesh_coord(m, rank, a);
+    if (g.axes >> a & 1) inside = inside * m->size[a] + c;
+    else outside = outside * m->size[a] + c;
+  }
   *key = rank;
   *color = outside;
   if (g.part > 0) *color = outside * dt_mesh_ranks(m) + inside / g.part;
   if (g.part < 0) *color = outside * dt_mesh_ranks(m) + inside % -g.part;
-  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, dt_mesh_stages(m)) & 1)) *color = -1;
+  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, stages) & 1)) *color = -1;
 }
 
 dt_group dt_node_group(const dt_node *n) {

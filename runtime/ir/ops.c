@@ -1,8 +1,9 @@
-/* The op table in memory: rows of ops.def, with their attribute specs parsed once when the library is loaded.
+/* The op table in memory: rows of ops.def, whose attributes are given slots once, when the library is loaded.
  *
  * Invariant: the table never changes after that. Everybody asks it: tracing, passes, the planner, the
  * documentation. */
-#include <ctype.h>
+#include <math.h>
+
 #include "rules.h"
 
 const char *const dt_level_name[DT_NLEVEL] = {"traced",  "placed",     "differentiated", "updated",
@@ -13,79 +14,56 @@ const char *const dt_region_name[DT_NREG] = {
     "inputs and buffers", "activations",      "temporaries"};
 
 #define grad_none NULL
+/* The kinds of attributes, as entries of dt_op_info.spec; one without a default is required. */
+#define NONE
+#define EMPTY 0
+#define ATTR(text, letter, ...) {.name = text, .kind = letter, .required = 1 __VA_OPT__(-1), .def = {__VA_ARGS__}},
+#define INT(name, ...) ATTR(#name, 'i' __VA_OPT__(, {.i = __VA_ARGS__}))
+#define NUM(name, ...) ATTR(#name, 'f' __VA_OPT__(, {.f = __VA_ARGS__}))
+#define FLAG(name, ...) ATTR(#name, 'b' __VA_OPT__(, {.i = __VA_ARGS__}))
+#define DTYPE(name, ...) ATTR(#name, 'd' __VA_OPT__(, {.i = __VA_ARGS__}))
+#define PAIR(name, ...) ATTR(#name, 'p' __VA_OPT__(, {.i = __VA_ARGS__}, {.i = __VA_ARGS__}))
+#define LIST(name, ...) ATTR(#name, 'l' __VA_OPT__(, {.i = __VA_ARGS__}))
+
 static dt_op_info table[DT_NOPS] = {
     {.name = "none"},
-#define ROW(op, lo, hi, outs, bits, spec, shape_, place_, grad_, gname, cost_, ew_, kind) \
-  {.name = #op,                                                                           \
-   .nin_min = lo,                                                                         \
-   .nin_max = hi,                                                                         \
-   .nout = outs,                                                                          \
-   .flags = bits,                                                                         \
-   .attrs = spec,                                                                         \
-   .shape = shape_,                                                                       \
-   .place = place_,                                                                       \
-   .grad = grad_,                                                                         \
-   .cost = cost_,                                                                         \
-   .shape_name = #shape_,                                                                 \
-   .place_name = #place_,                                                                 \
-   .grad_name = gname,                                                                    \
-   .cost_name = #cost_,                                                                   \
-   .ew = ew_,                                                                             \
-   .ew_kind = kind},
-#define OP(name, lo, hi, nout, flags, attrs, shape, place, grad, cost) \
-  ROW(name, lo, hi, nout, flags, attrs, shape, place, grad, #grad, cost, -1, 0)
+#define RULES(shape_, place_, grad_, cost_)                                                                     \
+  .shape = shape_, .place = place_, .grad = grad_, .cost = cost_, .shape_name = #shape_, .place_name = #place_, \
+  .grad_name = #grad_, .cost_name = #cost_
+#define OP(op, lo, hi, outs, bits, attrs, shape, place, grad, cost) \
+  {.name = #op,                                                     \
+   .nin_min = lo,                                                   \
+   .nin_max = hi,                                                   \
+   .nout = outs,                                                    \
+   .flags = bits,                                                   \
+   .ew = -1,                                                        \
+   RULES(shape, place, grad, cost),                                 \
+   .spec = {attrs}},
 #define OPV OP
-#define EW(name, nin, attrs, kind, grad, flops, ...)                                                                  \
-  ROW(name, nin, nin, 1, OP_STRIDED | OP_INPLACE | OP_ELEMENTWISE, attrs, shape_elementwise, place_elementwise, grad, \
-      #grad, cost_elementwise, DT_EW_##name, DT_EWK_##kind)
+#define EW(op, nin, attrs, kind, grad, flops, ...)                      \
+  {.name = #op,                                                         \
+   .nin_min = nin,                                                      \
+   .nin_max = nin,                                                      \
+   .nout = 1,                                                           \
+   .flags = OP_STRIDED | OP_INPLACE | OP_ELEMENTWISE,                   \
+   .ew = DT_EW_##op,                                                    \
+   .ew_kind = DT_EWK_##kind,                                            \
+   RULES(shape_elementwise, place_elementwise, grad, cost_elementwise), \
+   .spec = {attrs}},
 #include "ops.def"
-#undef EW
-#undef OPV
-#undef OP
 };
 
-static void bad_spec(const dt_op_info *o, const char *at) {
-  fprintf(stderr, "dtrain: op table: %s: the attribute spec \"%s\" is wrong at \"%s\"\n", o->name, o->attrs, at);
-  abort();
-}
-
-static dt_attr default_of(char kind, const char *text, size_t n) {
-  char word[32];
-  snprintf(word, sizeof word, "%.*s", (int)n, text);
-  if (kind == 'f') return (dt_attr){.f = strtod(word, NULL)}; /* also "inf" and "-inf" */
-  if (kind == 'd') return (dt_attr){.i = dt_dtype_parse(word)};
-  return (dt_attr){.i = strtoll(word, NULL, 10)};
-}
-
-/* "name=kind[:default] ..." into o->spec; a pair takes two slots, a list nine. */
-static void parse_spec(dt_op_info *o) {
-  int slot = 0;
-  for (const char *p = o->attrs; *p;) {
-    while (*p == ' ') p++;
-    if (!*p) break;
-    if (o->nspec == (int)(sizeof o->spec / sizeof *o->spec)) bad_spec(o, p);
-    dt_attr_spec *s = &o->spec[o->nspec++];
-    size_t n = strcspn(p, "=");
-    if (p[n] != '=' || n >= sizeof s->name || !p[n + 1] || !strchr("ifbdl", p[n + 1])) bad_spec(o, p);
-    memcpy(s->name, p, n);
-    p += n + 1;
-    s->kind = *p++;
-    if (s->kind == 'i' && *p == '2') s->kind = 'p', p++;
-    s->slot = (uint8_t)slot;
-    slot += s->kind == 'l' ? 1 + DT_MAX_DIM : s->kind == 'p' ? 2 : 1;
-    s->required = *p != ':';
-    if (*p == ':') {
-      n = strcspn(++p, " ");
-      if (n && s->kind != 'l') s->def[0] = s->def[1] = default_of(s->kind, p, n);
-      p += n;
+/* Numbers the slots: a pair takes two, a list nine. */
+__attribute__((constructor)) static void number_slots(void) {
+  for (int op = 1; op < DT_NOPS; op++) {
+    dt_op_info *o = &table[op];
+    int slot = 0;
+    for (; o->nspec < DT_MAX_SPEC && o->spec[o->nspec].name; o->nspec++) {
+      dt_attr_spec *s = &o->spec[o->nspec];
+      s->slot = (uint8_t)slot;
+      slot += s->kind == 'l' ? 1 + DT_MAX_DIM : s->kind == 'p' ? 2 : 1;
     }
-    if (*p && *p != ' ') bad_spec(o, p);
   }
-  if (slot > DT_MAX_ATTR) bad_spec(o, "too many slots");
-}
-
-__attribute__((constructor)) static void parse_table(void) {
-  for (int i = 1; i < DT_NOPS; i++) parse_spec(&table[i]);
 }
 
 const dt_op_info *dt_op(int op) { return &table[op > 0 && op < DT_NOPS ? op : 0]; }

@@ -49,6 +49,13 @@ static inline int stat_dtype(int t) { return t == DT_F64 ? DT_F64 : DT_F32; }
 static inline dt_type vec_type(int dtype, int64_t n) { return dt_type_make(dtype, 1, &n); }
 dt_type shape_list_type(int dtype, const dt_attr *list);
 void set_list(dt_attr *list, int n, const int64_t *v);
+static inline dt_list list_of(int n, const int64_t *v) {
+  dt_list l = {.n = n};
+  for (int i = 0; i < n; i++) l.v[i] = v[i];
+  return l;
+}
+/* Strides of `in` seen in the shape `to`; false when it cannot be seen so without a copy (graph.c). */
+bool dt_reshape_strides(const dt_value *in, const dt_type *to, int64_t *stride);
 int64_t rows_of(const dt_type *t, int last); /* product of all but the last dims */
 /* How a rule ends: with the one output's type, or with nout types that it has written. */
 static inline dt_status done(dt_shape_ctx *s, int nout) {

@@ -247,7 +247,7 @@ static void copy_of(const dt_layout *from, dt_layout *to) {
 }
 
 int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l, int bucket) {
-  return bucket < 0 ? 0 : dt_mesh_part(&g->mesh, l->bucket[bucket].shared, s->rank);
+  return bucket < 0 ? 0 : dt_mesh_among(&g->mesh, s->rank, l->bucket[bucket].shared);
 }
 
 int64_t dt_layout_share_len(const dt_layout *l, int bucket) {

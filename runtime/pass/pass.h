@@ -7,7 +7,7 @@
  * rules like any op, so that grad and everything after it sees local tensors only. */
 #ifndef DT_PASS_H
 #define DT_PASS_H
-#include "../ir/ir.h"
+#include "../ir/edit.h"
 
 /* How one parameter is kept, as the strategies' verb keep says. */
 typedef struct dt_keeping {
@@ -146,8 +146,4 @@ dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t by
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);
 void dt_dump_pass(const dt_graph *g, const char *when,
                   const char *pass); /* for DT_DUMP; grad and update call it themselves */
-void dt_graph_compact(
-    dt_graph *g); /* drops nodes marked DT_NODE_DEAD; values and nodes get new ids, all lists of the graph follow */
-void dt_graph_prune(dt_graph *g,
-                    dt_nid from); /* marks nodes >= from whose values nobody needs, and compacts: ids below keep */
 #endif

@@ -419,8 +419,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   bool said = false; /* a script's own placements go, whatever the mesh */
   for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
-    if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS)
-      p.axis[p.naxes++] = a;
+    if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS) p.axis[p.naxes++] = a;
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = DT_OK;
   if (p.naxes || said) {

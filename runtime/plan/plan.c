@@ -134,8 +134,7 @@ static void lower(dt_plan *p) {
       x.group = dt_node_group(n);
       x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
       x.count = dt_numel(&g->val.p[n->in[0]].t);
-      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) &&
-          x.group.axes & samples)
+      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && x.group.axes & samples)
         p->lockstep = true;
       if (queued) {
         x.ticket = ++ticket;
@@ -167,14 +166,14 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   char t[96];
   if (x->flags & DT_NODE_OWN) return; /* works on the rank's own share */
   if (x->kind == DT_I_WAIT) {
-    if (!p->layout.shared) dt_str_add(out, "wait %d\n", x->ticket);
+    if (p->layout.shards == 1) dt_str_add(out, "wait %d\n", x->ticket);
     return;
   }
   dt_str_add(out, "%s", dt_op(x->op)->name);
   for (int k = 0; k < x->nin + x->nout; k++) {
     dt_str_add(out, "%s%s@%d", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t), x->addr[k].region);
     /* a share lies elsewhere on each rank, and what fits beside it in a pool may, too */
-    if (!p->layout.shared) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
+    if (p->layout.shards == 1) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
   }
   if (x->kind == DT_I_COMM) {
     dt_str_add(out, " over");
@@ -222,8 +221,9 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
       if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) {
         const dt_type *t = &x->view[0].t;
         dt_str_add(out, "%s %s %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
-                   p->g->mesh.name[dt_mesh_stages(&p->g->mesh)], x->kind == DT_I_SEND ? "to" : "from", p->lane.p[x->lane].peer, dt_dtype_name(t->dtype),
-                   (long long)dt_nbytes(t), x->reason ? x->reason : "");
+                   p->g->mesh.name[dt_mesh_stages(&p->g->mesh)], x->kind == DT_I_SEND ? "to" : "from",
+                   p->lane.p[x->lane].peer, dt_dtype_name(t->dtype), (long long)dt_nbytes(t),
+                   x->reason ? x->reason : "");
       }
       if (x->kind != DT_I_COMM) continue;
       static const char *const red[] = {" sum", " max", " min", " mean"};
@@ -317,7 +317,7 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   *out = NULL;
   p->g = g;
   p->spec = *s;
-  p->spec.layout = NULL, p->spec.verbs = (dt_verbs){0};
+  p->spec.layout = NULL;
   p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
   p->slot = dt_xalloc(sizeof(int64_t) * (size_t)(s->chunks + 1));
   p->rows = rows;

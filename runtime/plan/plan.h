@@ -1,6 +1,6 @@
 /* Floor 6: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
  *
- * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). With an axis of stages MICRO is empty and
+ * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). On an axis of stages MICRO is empty and
  * each chunk has F, B and W instead; a run lists (segment, microbatch, slot) in the schedule's order. An instruction is a kernel call whose views carry region and offset, or a
  * communication job, or a wait for one. */
 #ifndef DT_PLAN_H
@@ -28,7 +28,10 @@ typedef struct dt_instr {
   int16_t nin, nout;
   dt_view *view; /* [nin + nout], p unset: inputs, then outputs */
   dt_addr *addr; /* [nin + nout] */
-  dt_attr attr[DT_MAX_ATTR];
+  union {
+    dt_attr attr[DT_MAX_ATTR];
+    dt_attrs a;
+  };
   const dt_vm *vm;
   uint32_t acc, acc_first0;
   int64_t ws; /* workspace bytes */
@@ -74,7 +77,7 @@ typedef struct dt_plan {
   dt_layout layout;
   int64_t rows;       /* samples in a microbatch */
   double flops_micro; /* matrix flops of one microbatch */
-  bool lockstep;      /* ranks with different samples meet in each microbatch: all run as many */
+  bool lockstep;      /* ranks with other samples meet in each microbatch: all run as many */
   uint64_t hash;      /* of the canonical text */
 } dt_plan;
 

@@ -192,7 +192,7 @@ return function(words)
   end
   local text, worst = compare.runs(core.load(dir .. "/ranks.safetensors"), core.load(dir .. "/one.safetensors"), compare.names(job),
     job.precision, reference and { "here", "in " .. reference })
-  local mesh = util.map(job:where_is(0, ranks).mesh, function(a) return ("%s %d"):format(a.name, a.size) end)
+  local mesh = util.map(strategies.wide(job:where_is(0, ranks).mesh), function(a) return ("%s %d"):format(a.name, a.size) end)
   print(("%d steps of %s on %d rank%s (%s) against %s"):format(steps, words[1], ranks, ranks == 1 and "" or "s",
     table.concat(mesh, ", "), against))
   if text then

@@ -68,113 +68,113 @@ function M.new(given)
 end
 
 -- ---- the mesh ----
-local roles = { stages = 1, samples = 2 } -- stages far apart, tensor parts close together
+-- Axes lie in this order unless the script says another: stages far apart, parts of tensors close together.
+local outermost = { stages = 1, samples = 2 }
 
--- The axes that the strategies add, in the order of the mesh when the script says none; strategy of each by name.
-local function axes_of(self)
-  local list, by, auto = {}, {}, {}
+local function check_axis(s, axis, i, seen)
+  local where = ("dt.job: parallel: axis %d of strategy %s"):format(i, s.name)
+  axis = util.options(where, axis, { { "name", "string", required = true }, { "size", "string|count", required = true },
+    { "splits", "string", choices = { "samples", "stages" } } })
+  if type(axis.size) == "string" and axis.size ~= "auto" then
+    util.fail("%s: size wants \"auto\" or a number of ranks, got %s", where, util.show(axis.size))
+  end
+  if seen[axis.name] then
+    util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", axis.name, s.name)
+  end
+  for _, key in ipairs { axis.splits == "stages" and "stages" or false, axis.size == "auto" and "auto" or false } do
+    if key and seen[key] then
+      util.fail("dt.job: parallel: the axes %s and %s both %s; one can", seen[key], axis.name,
+        key == "auto" and "take what is left of the ranks (size = \"auto\")" or "split stages")
+    end
+    if key then seen[key] = axis.name end
+  end
+  seen[axis.name] = axis
+  return axis
+end
+
+--- All strategies' axes as they give them, in the order in which they lie on the mesh.
+function Strategy:axes()
+  local list, seen = {}, {}
   for _, s in ipairs(self.list) do
-    for i, axis in ipairs(s.axes and s.axes(self.p) or {}) do
-      local label = ("dt.job: parallel: axes of %s: axis %d"):format(s.name, i)
-      local a = util.options(label, axis, { { "name", "string", required = true }, { "size", "count|string", required = true },
-        { "splits", "string", choices = { "samples", "stages" } } })
-      if type(a.size) == "string" and a.size ~= "auto" then
-        util.fail("%s: size is a number of ranks or \"auto\", got %q", label, a.size)
+    for i, axis in ipairs(s.axes and s.axes(self.p) or {}) do list[#list + 1] = check_axis(s, axis, i, seen) end
+  end
+  local at = {}
+  for i, axis in ipairs(list) do at[axis] = 1000 * (outermost[axis.splits] or 3) + i end
+  if self.p.mesh then
+    for _, name in ipairs(self.p.mesh) do
+      local axis = seen[name]
+      if type(axis) ~= "table" then
+        util.fail("dt.job: parallel: mesh: there is no axis %s; %s", util.show(name),
+          util.suggest(tostring(name), util.map(list, function(a) return a.name end)))
       end
-      if by[a.name] then
-        util.fail("dt.job: parallel: the strategies %s and %s both add the axis %q; give one of them another name", by[a.name].name,
-          s.name, a.name)
-      end
-      by[a.name], list[#list + 1] = s, a
-      if a.size == "auto" then auto[#auto + 1] = a end
+      if axis.named then util.fail("dt.job: parallel: mesh names the axis %q twice", name) end
+      axis.named = true
     end
+    for _, axis in ipairs(list) do
+      if not axis.named and axis.size ~= 1 then
+        util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %s; name every axis, outermost first",
+          axis.name, axis.size)
+      end
+    end
+    for i, name in ipairs(self.p.mesh) do at[seen[name]] = i end
   end
-  local scripts = util.filter(auto, function(a) return by[a.name].scripts end)
-  for _, a in ipairs(auto) do -- what is left belongs to the script's own axis, if it wants it
-    if #scripts == 1 and not by[a.name].scripts then a.size = 1 end
-  end
-  auto = util.filter(auto, function(a) return a.size == "auto" end)
-  if #auto > 1 then
-    util.fail("dt.job: parallel: the axes %q and %q are both \"auto\"; give one of them a size", auto[1].name, auto[2].name)
-  end
-  local sorted = {}
-  for rank = 1, 3 do
-    for _, a in ipairs(list) do if (roles[a.splits] or 3) == rank then sorted[#sorted + 1] = a end end
-  end
-  return sorted, by, auto[1]
+  table.sort(list, function(a, b) return at[a] < at[b] end)
+  return list
 end
 
-local function plural(n) return n == 1 and "" or "s" end
-
--- Gives the axis that is "auto" its size; an error shows the equation.
-local function settle(list, auto, ranks)
-  local others, terms = 1, {}
-  for _, a in ipairs(list) do
-    if a ~= auto and a.size > 1 then
-      others, terms[#terms + 1] = others * a.size, a
-    end
+-- "data = 2 x pipeline 2": axes of samples first, then by name; those of one rank are left out.
+local function equation(axes)
+  local list, terms, product = {}, {}, 1
+  for _, a in ipairs(axes) do if a.size ~= "auto" and a.size > 1 then list[#list + 1] = a end end
+  table.sort(list, function(a, b)
+    if (a.splits == "samples") ~= (b.splits == "samples") then return a.splits == "samples" end
+    return a.name < b.name
+  end)
+  for i, a in ipairs(list) do
+    terms[i] = ("%s %d"):format(a.name, a.size)
+    product = product * a.size
   end
-  if auto then
-    if ranks % others ~= 0 then
-      local low = ranks // others * others
-      table.sort(terms, function(x, y) return x.name < y.name end)
-      util.fail("dt.job: parallel: %d rank%s not divide by %s = %d; %s%d ranks would", ranks,
-        ranks == 1 and " does" or "s do", table.concat(util.map(terms, function(a) return a.name .. " " .. a.size end), " x "), others,
-        low > 0 and low .. " or " or "", low + others)
-    end
-    auto.size = ranks // others
-  elseif others ~= ranks then
-    local first, rest = nil, {}
-    for _, a in ipairs(list) do if a.splits == "samples" and not first then first = a end end
-    first = first or terms[1] or list[1]
-    table.sort(terms, function(x, y) return x.name < y.name end)
-    for _, a in ipairs(terms) do if a ~= first then rest[#rest + 1] = a end end
-    local without = others // first.size
-    util.fail("dt.job: parallel: %s = %d%s, but %d rank%s run%s; mpirun -n %d%s would do", first.name, first.size, #rest > 0 and (" x %s = %d")
-      :format(table.concat(util.map(rest, function(a) return a.name .. " " .. a.size end), " x "), others) or "", ranks, plural(ranks),
-      ranks == 1 and "s" or "", others,
-      ranks % without == 0 and (' or %s = "auto" (%d)'):format(first.name, ranks // without) or "")
-  end
+  return #terms > 0 and table.concat(terms, " x ") or "1", product, #terms
 end
 
---- The mesh of so many ranks: { { name =, size =, splits = } ... }, outermost axis first.
+--- The mesh of so many ranks: { { name =, size =, splits = "samples" | "stages" | nil } ... }, outermost axis first. An error shows
+--- the equation.
 function Strategy:mesh(ranks)
-  local list, by, auto = axes_of(self)
-  settle(list, auto, ranks)
-  local order = self.p.mesh
-  if not order then return list end
-  local names, mesh, seen = util.map(list, function(a) return a.name end), {}, {}
-  for _, name in ipairs(order) do
-    if not by[name] then
-      util.fail("dt.job: parallel: mesh: there is no axis %s; %s", util.show(name), util.suggest(tostring(name), names))
-    end
-    if seen[name] then util.fail("dt.job: parallel: mesh names the axis %q twice", name) end
-    seen[name] = true
-    for _, a in ipairs(list) do if a.name == name then mesh[#mesh + 1] = a end end
+  local axes, rest = self:axes(), nil
+  local text, product, terms = equation(axes)
+  for _, a in ipairs(axes) do if a.size == "auto" then rest = a end end
+  if rest and ranks % product ~= 0 then
+    local low = ranks // product * product
+    util.fail("dt.job: parallel: %d rank%s not divide by %s = %d; %s%d ranks would", ranks, ranks == 1 and " does" or "s do", text,
+      product, low > 0 and low .. " or " or "", low + product)
+  elseif not rest and product ~= ranks then
+    local hint, samples, others = "", {}, product
+    for _, a in ipairs(axes) do if a.splits == "samples" then samples[#samples + 1], others = a, others // a.size end end
+    if #samples == 1 and ranks % others == 0 then hint = (' or %s = "auto" (%d)'):format(samples[1].name, ranks // others) end
+    util.fail("dt.job: parallel: %s%s, but %d rank%s run; mpirun -n %d%s would do", terms > 0 and text:gsub(" ", " = ", 1) or
+      "no axis has more than one rank", terms > 1 and " = " .. product or "", ranks, ranks == 1 and "" or "s", product, hint)
   end
-  for _, a in ipairs(list) do
-    if not seen[a.name] and a.size > 1 then
-      util.fail("dt.job: parallel: mesh = { ... } leaves out the axis %q of size %d; name every axis, outermost first", a.name, a.size)
-    end
-    if not seen[a.name] then mesh[#mesh + 1] = a end
-  end
-  return mesh
+  return util.map(axes, function(a)
+    return { name = a.name, size = a == rest and ranks // product or a.size, splits = a.splits }
+  end)
 end
 
---- The coordinate of a rank on an axis of a mesh (0 where there is no such axis), and the axis's size.
-function M.coord(mesh, rank, name)
+--- The axes of a mesh that have more than one rank, for people to read.
+function M.wide(mesh)
+  local out = {}
+  for _, a in ipairs(mesh) do if a.size > 1 then out[#out + 1] = a end end
+  return out
+end
+
+--- Which of the ranks that differ only on axes that split `what` ("samples", "stages") a rank is, from 0, and how many those are.
+function M.among(mesh, rank, what)
+  local at, n, below = 0, 1, 1
   for i = #mesh, 1, -1 do
-    if mesh[i].name == name then return rank % mesh[i].size, mesh[i].size end
-    rank = rank // mesh[i].size
-  end
-  return 0, 1
-end
-
---- A rank's number among those that differ on the axes which split samples (or stages) alone, and how many these are.
-function M.part(mesh, rank, splits)
-  local at, n = 0, 1
-  for _, a in ipairs(mesh) do
-    if a.splits == splits then at, n = at * a.size + M.coord(mesh, rank, a.name), n * a.size end
+    if mesh[i].splits == what then
+      at = at + rank // below % mesh[i].size * n
+      n = n * mesh[i].size
+    end
+    below = below * mesh[i].size
   end
   return at, n
 end

@@ -328,7 +328,7 @@ local function hook(name, body, says, line) parallel("a hook that " .. name, ("g
 hook("changes the shape", "return b:sum()", "hook returned f32 of shape {} for a bucket of shape {%d+}; it must keep the shape")
 hook("changes the dtype", "return b:to 'i64'", "hook returned i64 of shape .-; it must keep the shape, in a float dtype")
 hook("returns nothing", "", "hook must return the reduced bucket, got nil")
-hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has pipeline, data, tensor", "job")
+hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has .-data", "job")
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
@@ -344,7 +344,7 @@ parallel("an outer optimizer that is none", "sync = { every = 2, outer = 3 }", "
 parallel("a strategy that is none", "strategies = { 3 }", "strategies%[1%] wants a table")
 parallel("a strategy with an unknown key", "strategies = { { plac = function() end } }", "no option 'plac'; did you mean 'place'")
 parallel("a strategy with a known option", "strategies = { { name = 'mine', options = { { 'zero', 'integer', 0 } } } }", "the option zero of strategy mine is zero's already; give it another name")
-parallel("a strategy with a known axis", "strategies = { { name = 'mine', axes = function() return { { name = 'tensor', size = 2 } } end } }", "the strategies tensor and mine both add the axis \"tensor\"; give one of them another name", { plan = 2 })
-parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axes of strategies%[1%]: axis 1: size is a number of ranks or "auto", got "x"', { plan = 2 })
+parallel("a strategy with a known axis", "strategies = { { name = 'mine', axes = function() return { { name = 'tensor', size = 2 } } end } }", "two strategies add the axis \"tensor\"; give the one of mine", { plan = 2 })
+parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy of yours: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
 
 return M

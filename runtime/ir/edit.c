@@ -1,8 +1,37 @@
-/* Dropping nodes: marking what nobody needs, and giving the rest new ids.
+/* Edits of graphs: see edit.h.
  *
- * Invariant: nodes and values keep their order, and every reference that the graph itself holds follows. Ids that a
- * caller keeps are void afterwards, except those below the first dropped node. */
-#include "pass.h"
+ * Invariant: nodes and values keep their order, and every reference that the graph itself holds follows. */
+#include <stdlib.h>
+
+#include "edit.h"
+
+void dt_edit_alias(dt_graph *g, dt_val v, dt_val base, int64_t offset) {
+  dt_value *x = &g->val.p[v], *y = &g->val.p[base];
+  dt_view w = dt_view_make(NULL, &x->t);
+  x->root = y->root, x->offset = y->offset + offset;
+  memcpy(x->stride, w.stride, sizeof x->stride);
+}
+
+void dt_edit_replace(dt_graph *g, dt_nid from, dt_nid to, const dt_val *now, int n) {
+  for (dt_nid i = from; i < to; i++) {
+    dt_node *x = &g->node.p[i];
+    bool any = false;
+    for (int k = 0; k < x->nin; k++)
+      if (x->in[k] >= 0 && x->in[k] < n && now[x->in[k]] >= 0 && now[x->in[k]] != x->in[k])
+        x->in[k] = now[x->in[k]], any = true;
+    if (any && dt_op(x->op)->flags & OP_VIEW) dt_view_derive(g, i);
+  }
+}
+
+void dt_edit_relist(dt_graph *g, dt_node *all, int n, const dt_nid *place) {
+  free(g->node.p);
+  g->node.p = all, g->node.n = g->node.cap = n;
+  for (dt_nid i = 0; i < n; i++) {
+    dt_node *x = &all[i];
+    for (int o = 0; o < x->nout; o++) g->val.p[x->out[o]].node = i;
+    if (x->serves >= 0) x->serves = place[x->serves];
+  }
+}
 
 /* Calls fn on each value id that the graph's lists hold. */
 static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
@@ -70,8 +99,6 @@ static void need(dt_val *v, void *ctx) {
   if (*v >= 0) needed[*v] = true;
 }
 
-/* A node is needed when it writes memory that is not its own, when a list of the graph names one of its values, or
- * when a needed node reads one. */
 void dt_graph_prune(dt_graph *g, dt_nid from) {
   bool *needed = dt_xalloc((size_t)g->val.n * sizeof *needed);
   each_ref(g, need, needed);
