@@ -355,6 +355,21 @@ static int x_set(lua_State *L) {
   return 0;
 }
 
+/* x:take(name, other, name there): this executor's tensor gets the value that another's has. Parts: all ranks call it together */
+static int x_take(lua_State *L) {
+  static const char fn[] = "exec:take";
+  dt_err e = {0};
+  dtl_exec *b = dtl_ready_exec(L, fn), *from = luaL_testudata(L, 3, DTL_EXEC);
+  int i = number_of(L, fn, b);
+  if (!from || !from->ready) dtl_bad_arg(L, fn, 2, "an executor that is ready", 3);
+  if (!from->x) dtl_fail(L, "%s: the engine that changed '%s' last was closed", fn, lua_tostring(L, 2));
+  const char *there = dtl_text(L, fn, 3, 4);
+  int k = dt_exec_find(from->x, there);
+  if (k < 0) dtl_fail(L, "%s: the other executor has no '%s'", fn, there);
+  DTL_TRY(L, &e, dt_exec_take(b->x, i, from->x, k, &e));
+  return 0;
+}
+
 /* x:digest() -> hex of everything that persists on this rank: equal digests are equal bits */
 static int x_digest(lua_State *L) {
   dt_err e = {0};
@@ -408,6 +423,7 @@ void dtl_open_exec(lua_State *L) {
                                     {"names", x_names},
                                     {"get", x_get},
                                     {"set", x_set},
+                                    {"take", x_take},
                                     {"digest", x_digest},
                                     {"memory", x_memory},
                                     {"pipe_times", x_pipe_times},

@@ -9,6 +9,7 @@ local pieces = require "dtrain.pieces"
 local records = require "dtrain.record"
 local schedule = require "dtrain.optim.schedule"
 local scope = require "dtrain.nn.scope"
+local shared = require "dtrain.shared"
 local strategies = require "dtrain.strategy"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"
@@ -139,13 +140,11 @@ function M.new(job)
   for _, b in ipairs(self.between) do if b.start then b.start(self.exec) end end
   for _, note in ipairs(not options.quiet and core.rank() == 0 and job.notes or {}) do print("note: " .. note) end
 
+  shared.join(self)
   self.start = self:resume(options.resume)
   self.step_number = self.start
   self.record = records.new(self)
   self.loader = loader_of(job, job.data.train, self.start, false, where)
-  for _, m in ipairs(trace.modules(job)) do
-    modules.base.each_parameter(m[2], function(_, p) p.engine = self end)
-  end
   return self
 end
 
@@ -163,6 +162,7 @@ function Engine:resume(what)
     meta = self.exec:load { path = what }
   end
   self.resumed = true
+  shared.changed(self, true)
   return meta.step
 end
 
@@ -170,10 +170,10 @@ end
 local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
-  self.version = self.version + 1
   for _, b in ipairs(self.between) do
     if self.step_number % b.every == 0 then self.exec:call(b.number, {}) end
   end
+  shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
   if m.skipped then self.skipped = self.skipped + 1 end
@@ -207,6 +207,7 @@ function Engine:step(batch)
       batch.step,
       self.step_number + 1)
   end
+  shared.take(self, "engine:step")
   return stepped(self, self.exec:step(self.loader, self.info))
 end
 
@@ -240,6 +241,7 @@ function Engine:eval()
   if self.pieces and self.pieces.wants == "backward" then
     util.fail("engine:eval between forward and backward would overwrite what backward needs; call it after engine:step()")
   end
+  shared.take(self, "engine:eval")
   local set = self.job.eval.data
   local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here(self.job)))
   local out = {}
@@ -257,29 +259,19 @@ function Engine:save(dir)
   local c = self.checkpoint
   dir = dir or (c and c.dir)
   if not dir then util.fail("engine:save needs a folder, or a job with checkpoint = { dir = ... }") end
+  shared.take(self, "engine:save")
   self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number } }
   self.saved = self.step_number
 end
 
--- Concrete values of the model's parameters while the engine trains them, read again after a step (nn/parameter.lua
--- calls these).
-local function exec_name(p) return p.type == "buffer" and "buffer:" .. p.path or p.path end
-
-function Engine:fetch(p)
-  if p.version ~= self.version then
-    p.data, p.version = self.exec:get(exec_name(p)), self.version
-  end
-  return p.data
-end
-
-function Engine:store(p, tensor)
-  self.exec:set(exec_name(p), tensor)
-  p.data, p.version = tensor, self.version
-end
+Engine.fetch, Engine.store = shared.fetch, shared.store
 
 --- The whole tensor of a parameter on rank 0; "grad:name": its gradient in the last step before clipping, nil when it gets none.
 --- All ranks call it, in the same order.
-function Engine:whole(name) return self.exec:get(name) end
+function Engine:whole(name)
+  shared.take(self, "engine:whole")
+  return self.exec:get(name)
+end
 
 pieces.install(Engine)
 

@@ -4,6 +4,7 @@ local cli = require "dtrain.cli"
 local data = require "dtrain.data"
 local define = require "dtrain.optim.define"
 local metrics = require "dtrain.metrics"
+local modules = require "dtrain.nn.module"
 local schedule = require "dtrain.optim.schedule"
 local strategies = require "dtrain.strategy"
 local util = require "dtrain.util"
@@ -54,6 +55,26 @@ local function check_data(d)
     { "test", "dataset" } })
 end
 
+-- freeze = module or list of modules: set of parameters, all of them the job's.
+local function check_freeze(o)
+  local frozen, own = {}, {}
+  for _, m in ipairs { o.model, o.loss } do
+    if modules.is(m) then modules.base.each_parameter(m, function(_, p) own[p] = true end) end
+  end
+  for i, m in ipairs(modules.is(o.freeze) and { o.freeze } or o.freeze or {}) do
+    if not modules.is(m) then
+      util.fail("dt.job: freeze is a module or a list of modules; entry %d is %s", i, util.show(m))
+    end
+    modules.base.each_parameter(m, function(name, p)
+      if not own[p] then
+        util.fail("dt.job: freeze: the parameter '%s' of entry %d is no part of the job's model or loss", name, i)
+      end
+      frozen[p] = true
+    end)
+  end
+  return frozen
+end
+
 local function field(set, name)
   for _, f in ipairs(set:fields()) do
     if f.name == name then return f end
@@ -63,7 +84,8 @@ end
 --- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16" | { dtype =,
 --- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
 --- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
---- out =, log_every =, profile =, after = function(engine) } -> job. Errors name the key and the script's line.
+--- out =, log_every =, profile =, freeze = module | list of modules that this job leaves as they are,
+--- after = function(engine) } -> job. Errors name the key and the script's line.
 function M.job(given)
   local o = util.options("dt.job", given, {
     { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },
@@ -73,7 +95,7 @@ function M.job(given)
     { "parallel", "table", {} }, { "checkpoint", "table" }, { "steps", "count" }, { "epochs", "count" },
       { "eval", "table" },
     { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "profile", "boolean", false },
-    { "after", "callable" } })
+    { "after", "callable" }, { "freeze", "module|table" } })
   for _, key in ipairs { "model", "loss" } do
     if util.kind(o[key]) == "module class" then
       util.fail("dt.job: %s is the class %s; make an instance: %s = %s(...)", key, o[key].name, key, o[key].name)
@@ -82,6 +104,7 @@ function M.job(given)
   if o.steps and o.epochs then util.fail("dt.job has both steps and epochs; give one") end
   local self = setmetatable(o, Job)
   self.where = util.frame()
+  self.frozen = check_freeze(o)
   self.batch = check_batch(o.batch)
   self.clip = check_clip(o.clip)
   self.precision, self.scaling = check_precision(o.precision)

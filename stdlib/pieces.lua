@@ -1,6 +1,7 @@
 -- A step in pieces, as an engine's methods: for each microbatch of this rank forward, backward and step, called by the script.
 -- Invariant: together they run the plan of a whole step, in its order, and so have its bits. engine.pieces is the microbatch
 -- under way, `wants` the call that is due.
+local shared = require "dtrain.shared"
 local strategies = require "dtrain.strategy"
 local util = require "dtrain.util"
 
@@ -28,6 +29,7 @@ function Pieces:microbatches()
     if not p then
       if self.step_number >= self.steps or self:stop_requested() then return nil end
       p = M.batch(self)
+      shared.take(self, "engine:microbatches")
       p.micro, p.micros = 0, self.exec:begin(self.loader)
       self.pieces = p
     end

@@ -10,19 +10,18 @@ local util = require "dtrain.util"
 local trace = {}
 
 --- Declares every parameter and buffer of a module in the graph; symbols[parameter] = symbol. group(name) ->
---- optimizer group.
-function trace.declare(graph, module, symbols, prefix, group)
+--- optimizer group. frozen: set of parameters that get no gradient whatever their own flag says, or nil.
+function trace.declare(graph, module, symbols, prefix, group, frozen)
   M.base.each_parameter(module, function(name, p)
     name = prefix .. name
     if symbols[p] then return end
     if p.type == "buffer" then
       symbols[p] = graph:buffer(name, p.shape, { init = p:initial() })
     else
-      symbols[p] = graph:param(name, p.shape, { init = p:initial(), trainable = p.trainable,
-        group = group and group(name) or 0 })
+      symbols[p] = graph:param(name, p.shape, { init = p:initial(),
+        trainable = p.trainable and not (frozen and frozen[p]), group = group and group(name) or 0 })
       if p.place then graph:place(name, p.place) end
     end
-    p.path = name
   end)
 end
 
@@ -72,7 +71,7 @@ local function within(job, how, training, f)
   return util.at(job.where, scope.with, s, function()
     local optimizer = job.optimizer
     for _, m in ipairs(trace.modules(job)) do
-      trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end)
+      trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end, job.frozen)
     end
     if M.is(job.model) then s.blocks, s.lists = M.base.blocks(job.model) end
     return f(graph)

@@ -206,8 +206,14 @@ end
 function Module:train() scope.training = true return self end
 function Module:eval() scope.training = false return self end
 
---- Freezes every parameter inside (or thaws with true): no gradient, no update.
+--- Freezes every parameter inside (or thaws with true): no gradient, no update, in engines made from now on.
 function Module:requires_grad(flag)
+  Module.each_parameter(self, function(name, p)
+    if p.engine and p.trainable ~= (flag and p.type == "param") then
+      util.fail("requires_grad(%s): an engine holds the parameter '%s', and what an engine trains is fixed when it is made; call it "
+        .. "before dt.engine, or give dt.job { freeze = module } to a second job", tostring(flag), name)
+    end
+  end)
   Module.each_parameter(self, function(_, p) p.trainable = flag and p.type == "param" end)
   return self
 end
