@@ -297,7 +297,8 @@ static int g_unclipped(lua_State *L) {
   static const char fn[] = "graph:unclipped";
   dtl_graph *b = check_graph(L, fn);
   dt_param *p = param_of(b->g, check_symbol(L, fn, 1, 2, b));
-  if (!p || p->grad < 0 || b->g->level < DT_UPDATED) dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
+  if (!p || p->grad < 0 || b->g->level < DT_UPDATED)
+    dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
   dt_val grad = p->grad;
   for (int i = 0; i < b->g->hyper.n; i++)
     if (b->g->hyper.p[i].kind == DT_HY_INV_COUNT)
@@ -327,12 +328,14 @@ static const char *axes_of(lua_State *L, const dt_graph *g) {
 /* The mask of a list of axes' names at index i. */
 static int axes_mask(lua_State *L, const char *fn, const dt_graph *g, int i) {
   int axes = 0;
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: axes must be a name or a list of names, got %s", fn, dtl_kind(L, i));
+  if (lua_type(L, i) != LUA_TTABLE)
+    dtl_fail(L, "%s: axes must be a name or a list of names, got %s", fn, dtl_kind(L, i));
   for (int k = 1; k <= (int)lua_rawlen(L, i); k++) {
     lua_rawgeti(L, i, k);
     const char *axis = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
     int a = dt_mesh_axis(&g->mesh, axis);
-    if (a < 0 && !g->mesh.naxes) dtl_fail(L, "%s: this graph is of one process, without axes; the axis '%s' belongs to a job", fn, axis);
+    if (a < 0 && !g->mesh.naxes)
+      dtl_fail(L, "%s: this graph is of one process, without axes; the axis '%s' belongs to a job", fn, axis);
     if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'; it has %s", fn, axis, axes_of(L, g));
     axes |= 1 << a;
     lua_pop(L, 1);
@@ -374,9 +377,11 @@ static int l_collective(lua_State *L) {
   if (n == 1) return lua_pushvalue(L, 1), 1;
   bool model = g->level < DT_PLACED;
   if (model && group.axes & ~samples)
-    dtl_fail(L, "%s over %s in a model: values of a model are whole there until the strategies place them; x:place says where "
-                "they lie, and the collectives follow",
-             name, axes_of(L, g));
+    dtl_fail(
+        L,
+        "%s over %s in a model: values of a model are whole there until the strategies place them; x:place says where "
+        "they lie, and the collectives follow",
+        name, axes_of(L, g));
   dt_attr a[DT_MAX_ATTR];
   dt_op_defaults(op, a);
   dt_group_set(g, a, group);
@@ -793,8 +798,8 @@ static int g_params(lua_State *L) {
 }
 
 void dtl_open_graph(lua_State *L) {
-  static const luaL_Reg fn[] = {{"graph", l_graph}, {"collective", l_collective}, {"axes_size", l_axes_size},
-                                {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"graph", l_graph}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
   static const luaL_Reg method[] = {{"input", g_input},
                                     {"param", g_param},
                                     {"buffer", g_buffer},

@@ -22,8 +22,8 @@ static int plan_gc(lua_State *L) {
 /* ---- the strategies' verbs: Lua, called at the boundaries of passes ---- */
 typedef struct verbs_ctx {
   lua_State *L;
-  dtl_graph *box;                     /* at stack index 1 */
-  int keep, buckets, reduce, gather;  /* stack indices of the functions, 0: none */
+  dtl_graph *box;                    /* at stack index 1 */
+  int keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
 } verbs_ctx;
 
 static int names_of_axes(lua_State *L, const dt_mesh *m, int axes) { /* a list on top of the stack */
@@ -93,7 +93,8 @@ static int trace_bucket(lua_State *L) { /* reduce and gather: fn(graph, symbol, 
   v->out = -1;
   if (lua_isnil(L, -1)) return 0;
   dtl_symbol *s = dtl_to_symbol(L, -1);
-  if (!s || s->graph != v->c->box) dtl_fail(L, "a strategy's verb must return a symbolic tensor, got %s", dtl_kind(L, -1));
+  if (!s || s->graph != v->c->box)
+    dtl_fail(L, "a strategy's verb must return a symbolic tensor, got %s", dtl_kind(L, -1));
   v->out = s->v;
   return 0;
 }
@@ -115,7 +116,9 @@ static int axes_of_list(lua_State *L, const dt_mesh *m, const char *what, int i)
   return axes;
 }
 
-static int keep_parameter(lua_State *L) { /* fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
+static int keep_parameter(
+    lua_State
+        *L) { /* fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
   verb_call *v = lua_touserdata(L, 1);
   const dt_param *p = &v->g->param.p[v->param];
   const dt_type *t = dt_type_of(v->g, p->val);
@@ -168,11 +171,13 @@ static int group_buckets(lua_State *L) { /* fn(list of { name =, shape =, bytes 
   lua_pushvalue(L, 2), lua_pushvalue(L, 3);
   lua_call(L, 1, 1);
   if (lua_isnil(L, -1)) return 0;
-  if (lua_type(L, -1) != LUA_TTABLE) dtl_fail(L, "buckets must return a list of lists of names, got %s", dtl_kind(L, -1));
+  if (lua_type(L, -1) != LUA_TTABLE)
+    dtl_fail(L, "buckets must return a list of lists of names, got %s", dtl_kind(L, -1));
   int answer = lua_gettop(L);
   for (int b = 1; b <= (int)lua_rawlen(L, answer); b++) {
     lua_rawgeti(L, answer, b);
-    if (lua_type(L, -1) != LUA_TTABLE) dtl_fail(L, "buckets: entry %d must be a list of names, got %s", b, dtl_kind(L, -1));
+    if (lua_type(L, -1) != LUA_TTABLE)
+      dtl_fail(L, "buckets: entry %d must be a list of names, got %s", b, dtl_kind(L, -1));
     for (int k = 1; k <= (int)lua_rawlen(L, -1); k++) {
       lua_rawgeti(L, -1, k);
       const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
@@ -187,7 +192,8 @@ static int group_buckets(lua_State *L) { /* fn(list of { name =, shape =, bytes 
   }
   for (int i = 0; i < v->n; i++)
     if (v->list[i].bucket < 0)
-      dtl_fail(L, "buckets: %s is in no bucket; every parameter of the list must be in one", v->g->param.p[v->list[i].param].name);
+      dtl_fail(L, "buckets: %s is in no bucket; every parameter of the list must be in one",
+               v->g->param.p[v->list[i].param].name);
   return 0;
 }
 
@@ -201,7 +207,8 @@ static dt_status ask(verbs_ctx *c, lua_CFunction f, verb_call *v, dt_err *e) {
   lua_pushvalue(L, 1);
   int rc = lua_pcall(L, 3, 0, 0);
   if (rc == LUA_OK) return DT_OK;
-  dt_status st = dt_fail(e, DT_EUSER, NULL, "%s", lua_tostring(L, -1) ? lua_tostring(L, -1) : "a strategy's verb failed");
+  dt_status st = dt_fail(e, DT_EUSER, NULL, "%s",
+                         lua_tostring(L, -1) ? lua_tostring(L, -1) : "a strategy's verb failed");
   lua_pop(L, 1);
   return st;
 }

@@ -1,5 +1,6 @@
 -- Collectives as methods: x:all_reduce(axes, how, o), x:reduce_scatter(axes, how, o), x:all_gather(axes, o), x:all_to_all(axes, o),
--- x:shift { axis =, by = }. On symbolic tensors, in models, losses, hooks and strategies alike, `axes` is a name of the mesh's or a list of
+-- x:shift { axis =, by = }. On symbolic tensors, in models, losses, hooks and strategies alike, `axes` is a name of the mesh's or a
+-- list of
 -- names; dim 0 is cut or joined, in the order of ranks; how: "sum" (default), "mean", "max", "min"; o.part = n: within blocks of n
 -- neighbours, -n: across such blocks. Over an axis of one rank each is the identity. They have gradients (of max and min none passes).
 -- On concrete tensors they are dt.all_reduce and its kin, among all ranks.
@@ -15,7 +16,8 @@ local concrete = { all_reduce = core.all_reduce, reduce_scatter = core.reduce_sc
 local function list_of(name, axes)
   if type(axes) == "string" then return { axes } end
   if type(axes) ~= "table" or type(axes[1]) ~= "string" then
-    util.fail("%s of a symbolic tensor wants the name of an axis, or a list of names: x:%s \"data\"; got %s", name, name, util.show(axes))
+    util.fail("%s of a symbolic tensor wants the name of an axis, or a list of names: x:%s \"data\"; got %s", name, name,
+      util.show(axes))
   end
   return axes
 end
@@ -39,7 +41,8 @@ function methods.shift(x, o)
   return core.collective(x, "shift", list_of("shift", o.axis), { by = o.by })
 end
 
---- The means over the ranks of `axes` of several symbolic tensors, which travel together, at most `most` elements at once (default: all).
+--- The means over the ranks of `axes` of several symbolic tensors, which travel together, at most `most` elements at once (default:
+--- all).
 function M.means(list, axes, most)
   local out, from = {}, 1
   while from <= #list do

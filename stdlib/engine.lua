@@ -52,7 +52,8 @@ function M.plans(job, where, known)
   for _, s in ipairs(job.parallel:with "between") do
     local every = s.between.every(job.parallel.p)
     if every and where.copies > 1 then
-      p.between[#p.between + 1] = { every = every, plan = trace.between(job, s, how(job:rows(where.replicas), p.main)), start = s.between.start }
+      p.between[#p.between + 1] = { every = every, start = s.between.start,
+        plan = trace.between(job, s, how(job:rows(where.replicas), p.main)) }
     end
   end
   if job.eval.data then

@@ -2,7 +2,8 @@
 -- checkpoints, and under ZeRO it lies in shares like any other state.
 --   dtrain examples/strategies/ema.lua --out runs/ema
 --   mpirun -n 2 dtrain examples/strategies/ema.lua --parallel zero=1
---   dtrain plan examples/strategies/ema.lua --ranks 2 --parallel zero=1   look at: optimizer states, half of three times the parameters
+--   dtrain plan examples/strategies/ema.lua --ranks 2 --parallel zero=1   look at: optimizer states, half of three times the
+--   parameters
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 local ema = { name = "ema", options = { { "decay", "number", 0.99 } } }

@@ -1,4 +1,5 @@
--- Gossip (Lian et al. 2017, D-PSGD on a ring): each replica steps by itself, then takes the mean of its parameters and its two neighbours'.
+-- Gossip (Lian et al. 2017, D-PSGD on a ring): each replica steps by itself, then takes the mean of its parameters and its two
+-- neighbours'.
 -- Nothing is ever reduced over all ranks, and replicas differ.
 --   mpirun --oversubscribe -n 4 dtrain examples/strategies/gossip.lua
 --   dtrain explain examples/strategies/gossip.lua --ranks 4   look at: shifts to neighbours, no all_reduce of gradients

@@ -1,4 +1,5 @@
--- Hybrid sharding (Zhao et al. 2023): parameters, gradients and states in shares within groups of 2 neighbours, replicas across the groups.
+-- Hybrid sharding (Zhao et al. 2023): parameters, gradients and states in shares within groups of 2 neighbours, replicas across the
+-- groups.
 -- Gathers and reduce-scatters stay within a group; what crosses groups is an all-reduce of a share.
 --   mpirun --oversubscribe -n 4 dtrain examples/strategies/hsdp.lua
 --   dtrain explain examples/strategies/hsdp.lua --ranks 8    look at: reduce_scatter over shard, then all_reduce of half over replica

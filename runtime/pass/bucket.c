@@ -320,8 +320,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   dt_val fp = np ? flat_leaf(g, DT_OP_param, l->dtype, l->stored, "flat.parameters", DT_REG_PARAM) : -1;
   dt_val fs[8], fg = -1;
   for (int k = 0; k < nstate; k++)
-    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, l->states, dt_arena_printf(&g->mem, "flat.state%d", k),
-                      DT_REG_STATE);
+    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, l->states, dt_arena_printf(&g->mem, "flat.state%d", k), DT_REG_STATE);
   bool grads = false; /* that sum up over the step in one flat buffer */
   for (int i = 0; i < np; i++) grads |= g->param.p[i].grad >= 0 && !l->bucket[g->param.p[i].bucket].each;
   if (grads) fg = flat_leaf(g, DT_OP_buffer, l->dtype, l->sums, "flat.gradients", DT_REG_GRAD);

@@ -11,11 +11,11 @@ enum { ALIGN = 64 };
 
 /* What all parameters of a bucket have in common. */
 typedef struct class {
-  int chunk;   /* whose backward makes the gradients: dt_chunk_of */
-  bool wgt;    /* ... apart from input gradients */
-  int axes;    /* over which gradients are partial sums */
-  int shared;  /* over which states are in shares */
-  int keep;    /* dt_keep */
+  int chunk;  /* whose backward makes the gradients: dt_chunk_of */
+  bool wgt;   /* ... apart from input gradients */
+  int axes;   /* over which gradients are partial sums */
+  int shared; /* over which states are in shares */
+  int keep;   /* dt_keep */
   bool each;
 } class;
 typedef struct slot {
@@ -95,7 +95,9 @@ static int keep_of(const dt_spec *s, const dt_param *p, const dt_keeping *k, con
   return low && p->compute >= 0 && !read[p->val] ? DT_KEEP_STEP : DT_KEEP_WHOLE;
 }
 
-static void position(const dt_param *p, char *where, size_t n) { snprintf(where, n, "%s:%d", p->file ? p->file : "?", p->line); }
+static void position(const dt_param *p, char *where, size_t n) {
+  snprintf(where, n, "%s:%d", p->file ? p->file : "?", p->line);
+}
 
 /* What is known of a parameter before buckets are made. */
 static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, int dtype, slot *out, dt_err *e) {
@@ -120,7 +122,12 @@ static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, in
         "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in each "
         "microbatch; reduce it once a step (zero = 1 does), or take a schedule that does not split backward",
         p->name);
-  *out = (slot){.param = i, .group = p->group, .c = c, .ready = INT32_MAX, .numel = dt_numel(t), .bucket = -1,
+  *out = (slot){.param = i,
+                .group = p->group,
+                .c = c,
+                .ready = INT32_MAX,
+                .numel = dt_numel(t),
+                .bucket = -1,
                 .alone = p->stages || c.chunk == DT_CHUNK_SHARED};
   if (p->grad < 0) return DT_OK;
   const dt_node *a = dt_node_of(g, p->grad);
@@ -165,8 +172,9 @@ static int bucket_end(const slot *sl, int n, int i, int64_t limit) {
   int j = i;
   for (; j < n && (sl[j].ready != INT32_MAX) == grads; j++) {
     if (grads && j > i) {
-      if (sl[i].bucket >= 0 ? sl[j].bucket != sl[i].bucket
-                            : compare_classes(&sl[j].c, &sl[i].c) || size + sl[j].numel > limit || sl[j].alone || sl[i].alone)
+      if (sl[i].bucket >= 0
+              ? sl[j].bucket != sl[i].bucket
+              : compare_classes(&sl[j].c, &sl[i].c) || size + sl[j].numel > limit || sl[j].alone || sl[i].alone)
         break;
     }
     size += round_up(sl[j].numel, ALIGN);
@@ -220,9 +228,16 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
     }
     const class *c = &sl[i].c;
     int shares = dt_mesh_count(&g->mesh, c->shared);
-    l->bucket[l->nbucket++] = (dt_layout_bucket){.begin = begin, .end = at, .axes = c->axes, .shared = c->shared,
-                                                 .shares = shares, .keep = c->keep, .each = c->each,
-                                                 .store = l->stored, .states = l->states, .sums = l->sums};
+    l->bucket[l->nbucket++] = (dt_layout_bucket){.begin = begin,
+                                                 .end = at,
+                                                 .axes = c->axes,
+                                                 .shared = c->shared,
+                                                 .shares = shares,
+                                                 .keep = c->keep,
+                                                 .each = c->each,
+                                                 .store = l->stored,
+                                                 .states = l->states,
+                                                 .sums = l->sums};
     l->shared |= shares > 1;
     l->stored += c->keep == DT_KEEP_WHOLE ? at - begin : (at - begin) / shares;
     l->states += (at - begin) / shares;

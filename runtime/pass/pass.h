@@ -11,10 +11,11 @@
 
 /* How one parameter is kept, as the strategies' verb keep says. */
 typedef struct dt_keeping {
-  int states;       /* mesh axes (bits) over which its optimizer states are in shares; 0: every rank has all of them */
-  bool parameters;  /* the parameter itself is in shares over the same axes */
-  bool use;         /* ... and is gathered around each use; otherwise once a step, as far as a 16-bit copy serves all uses */
-  bool each;        /* the gradient is reduced after each microbatch (into the rank's share where there are shares), not once a step */
+  int states;      /* mesh axes (bits) over which its optimizer states are in shares; 0: every rank has all of them */
+  bool parameters; /* the parameter itself is in shares over the same axes */
+  bool use; /* ... and is gathered around each use; otherwise once a step, as far as a 16-bit copy serves all uses */
+  bool
+      each; /* the gradient is reduced after each microbatch (into the rank's share where there are shares), not once a step */
 } dt_keeping;
 /* A parameter that gets a gradient, as the verb buckets sees it. */
 typedef struct dt_ready {
@@ -74,16 +75,17 @@ typedef enum dt_keep {
   DT_KEEP_USE    /* each rank its share; gathered around each use */
 } dt_keep;
 typedef struct dt_layout_bucket {
-  int64_t begin, end; /* elements of the flat layout; a rank's share is an equal part, in the order of ranks on `shared` */
-  int axes;           /* mesh axes (bits) over which its gradients are partial sums */
-  int shared;         /* mesh axes (bits) over which its optimizer states are in shares */
-  int shares;         /* ranks that differ on them: 1 when every rank has all */
-  int keep;           /* dt_keep of its parameters */
-  bool each;          /* its gradients are reduced in each microbatch, not once a step */
-  int wire;           /* dtype in which they travel by default */
-  int64_t store;      /* element of the parameters' memory where what is kept begins */
-  int64_t states;     /* the same in the memory of each state */
-  int64_t sums;       /* the same in the memory where gradients add up over the step; with `each` it has none there */
+  int64_t begin,
+      end;        /* elements of the flat layout; a rank's share is an equal part, in the order of ranks on `shared` */
+  int axes;       /* mesh axes (bits) over which its gradients are partial sums */
+  int shared;     /* mesh axes (bits) over which its optimizer states are in shares */
+  int shares;     /* ranks that differ on them: 1 when every rank has all */
+  int keep;       /* dt_keep of its parameters */
+  bool each;      /* its gradients are reduced in each microbatch, not once a step */
+  int wire;       /* dtype in which they travel by default */
+  int64_t store;  /* element of the parameters' memory where what is kept begins */
+  int64_t states; /* the same in the memory of each state */
+  int64_t sums;   /* the same in the memory where gradients add up over the step; with `each` it has none there */
 } dt_layout_bucket;
 
 /* Where each parameter lives in the flat buffers: made by the training plan, shared with evaluation and other microbatch sizes. */
@@ -111,7 +113,8 @@ enum { DT_CHUNK_SHARED = -3 };
 int dt_chunk_of(const dt_graph *g, const dt_param *p, bool *wgt, bool *both);
 /* Makes g's layout, or copies the one that s names, and tells each parameter its place: flat, bucket, full, own_begin, own_len. */
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
-int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l, int bucket); /* which share is this rank's */
+int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l,
+                   int bucket);                          /* which share is this rank's */
 int dt_layout_bucket_of(const dt_layout *l, int64_t at); /* which holds this element of the flat layout; -1: none */
 int64_t dt_layout_share_len(const dt_layout *l, int bucket);
 /* Elements [begin, begin + len) of the tensor at `flat` of `numel` elements that share `part` of its bucket holds. */

@@ -107,8 +107,9 @@ static dt_val reduce_plainly(work *w, int b, dt_val v, int axes) {
     dt_node_of(g, v)->reason = "gradients travel in 16 bits";
   }
   if (k->shares > 1) {
-    const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole, each rank keeps its share",
-                                      b, dt_reduce_axes(g, k->shared));
+    const char *why = dt_arena_printf(
+        &g->mem, "gradients of bucket %d: partial sums over %s become whole, each rank keeps its share", b,
+        dt_reduce_axes(g, k->shared));
     dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, k->shared, RED_SUM, why);
     alias(g, r, v, share_offset(w, b));
     v = r;
@@ -394,8 +395,9 @@ static dt_status publish(work *w, dt_err *e) {
       dt_val v = dt_bn(g, DT_OP_pack, in[b].p, in[b].n, a);
       dt_node_of(g, v)->flags |= DT_NODE_OWN;
       dt_val whole;
-      st = gather_share(w, b, v, &whole,
-                        dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b), e);
+      st = gather_share(
+          w, b, v, &whole,
+          dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b), e);
       if (!st && !is_gather_of(g, whole, v)) take_over(w, b, whole);
     }
     dt_vec_free(&in[b]);

@@ -86,9 +86,10 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
     if (g->val.p[h->w->whole[param]].place[a].kind == DT_S) axes |= 1 << a;
   if (axes && !out.nd && (n.op == DT_OP_norm || n.op == DT_OP_sum || n.op == DT_OP_mean)) {
     if (h->late[n.in[0]])
-      return dt_fail(e, DT_EUSER, NULL,
-                     "the optimizer takes a %s of parameter %s that depends on another full reduction; keep its states whole",
-                     dt_op(n.op)->name, g->param.p[param].name);
+      return dt_fail(
+          e, DT_EUSER, NULL,
+          "the optimizer takes a %s of parameter %s that depends on another full reduction; keep its states whole",
+          dt_op(n.op)->name, g->param.p[param].name);
     dt_val x = h->now[n.in[0]], p;
     int64_t one = 1;
     p = n.op == DT_OP_norm ? dt_bn(g, DT_OP_sum_squares, &x, 1, (dt_attr[DT_MAX_ATTR]){{0}})

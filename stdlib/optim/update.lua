@@ -5,7 +5,8 @@
 --   entry:unclipped()                  its gradient before clipping
 --   entry.lr, entry.step               symbols: the learning rate of its group, the number of this update from 1
 --   entry:optimizer(grad)              -> the new value, as the optimizer (or the strategy before) makes it; once
---   entry:state(name, init)            memory of the parameter's shape that is saved; init: a number (0), or entry.param to begin as it
+--   entry:state(name, init)            memory of the parameter's shape that is saved; init: a number (0), or entry.param to begin
+--   as it
 --   entry:assign(state, value)         writes it
 -- and returns the new value. Where the parameter is in shares, so are its states, and the nodes become nodes on shares.
 local core = require "dtrain.core"

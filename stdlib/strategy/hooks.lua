@@ -61,7 +61,8 @@ function hooks.powersgd(o)
       end
     end
     if at < bucket:numel() then parts[#parts + 1] = { plain = piece(bucket:numel()) } end
-    for i, p in ipairs(collective.means(util.map(thin, function(t) return t.m:matmul(t.q) end), info.axes)) do thin[i].p = orthogonal(p, rank) end
+    local tall = collective.means(util.map(thin, function(t) return t.m:matmul(t.q) end), info.axes)
+    for i, p in ipairs(tall) do thin[i].p = orthogonal(p, rank) end
     local sent = collective.means(util.map(parts, function(t) return t.plain or t.m:permute { 1, 0 }:matmul(t.p) end), info.axes)
     local out, rest = {}, {}
     for i, t in ipairs(parts) do

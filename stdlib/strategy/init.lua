@@ -1,4 +1,5 @@
--- From `parallel = { ... }` to what the compiler is told. A strategy is a table of verbs, each of which may be missing; the library's own
+-- From `parallel = { ... }` to what the compiler is told. A strategy is a table of verbs, each of which may be missing; the
+-- library's own
 -- are files of this form, and a script adds its own with strategies = { ... }. docs/parallelism.md shows each verb by an example.
 --
 --   name                     for messages
@@ -14,7 +15,8 @@
 --   gather(share, info, p)   traced: a share of a bucket's parameters becomes the whole bucket; nil: the default
 --   update(entry, g, p)      traced: what stands around the optimizer (update.lua); returns the new value
 --   replicas(p)              "equal" (nil), "differ", or "alone": with other first values, each seeing every sample
---   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph), trace = function(g, p) }:
+--   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph), trace =
+--   function(g, p) }:
 --                            a plan of its own that runs after every so many steps
 --   wire(p)                  how gradients travel by default: { bucket_mb =, first_bucket_mb =, dtype =, by_registration = }
 --   pipeline(p, g, how)      what cuts the model into stages and orders them (pipeline.lua)
@@ -81,6 +83,10 @@ local function check_axis(s, axis, i, seen)
   if seen[axis.name] then
     util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", axis.name, s.name)
   end
+  if axis.size == "auto" and s.scripts and seen.auto and not seen.scripts then -- the library's gives way to the script's
+    seen[seen.auto].size, seen.auto = 1, nil
+  end
+  seen.scripts = seen.scripts or (axis.size == "auto" and s.scripts)
   for _, key in ipairs { axis.splits == "stages" and "stages" or false, axis.size == "auto" and "auto" or false } do
     if key and seen[key] then
       util.fail("dt.job: parallel: the axes %s and %s both %s; one can", seen[key], axis.name,
@@ -263,8 +269,8 @@ local function traced(self, verb)
         util.fail_at(at, "%s of strategy %s returned %s; it must be a float", verb, s.name, out:dtype())
       end
       if verb == "reduce" and not same(out:shape(), bucket:shape()) and out:numel() * info.ranks < bucket:numel() then
-        util.fail_at(at, "reduce of strategy %s returned shape %s for a bucket of shape %s; it must keep the shape, or be a share", s.name,
-          util.show(out:shape()), util.show(bucket:shape()))
+        util.fail_at(at, "reduce of strategy %s returned shape %s for a bucket of shape %s; it must keep the shape, or be a share",
+          s.name, util.show(out:shape()), util.show(bucket:shape()))
       end
       return out
     end)

@@ -100,7 +100,9 @@ static dt_status train_plan(dt_graph *g, dt_spec s, int64_t rows, const dt_layou
 static dt_status keep_shares(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
   (void)param, (void)e;
   int zero = *(int *)ctx;
-  if (zero) *out = (dt_keeping){.states = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), .parameters = true, .use = zero == 3, .each = zero > 1};
+  if (zero)
+    *out = (dt_keeping){
+        .states = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), .parameters = true, .use = zero == 3, .each = zero > 1};
   return DT_OK;
 }
 static dt_spec spec_for(int precision) {
@@ -339,8 +341,7 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
         if (k == 2) {
           sharded += x->group.axes == (data | 2), plain += x->group.axes == data;
         } else {
-          partial += x->group.axes ==
-                     (zero ? 2 : 3); /* its own bucket: over both axes, or the rest after scattering */
+          partial += x->group.axes == (zero ? 2 : 3); /* its own bucket: over both axes, or the rest after scattering */
         }
       }
     T_CHECK(sharded == 1 && plain == (zero ? 1 : 0) && partial == 1 && squares == 3);

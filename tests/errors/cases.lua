@@ -257,7 +257,7 @@ local function parallel(name, text, says, o)
   case(name, o)
 end
 -- the mesh
-parallel("a mesh that is more than the ranks", "data = 2, tensor = 2, pipeline = 2", "data = 2 x pipeline 2 x tensor 2 = 8, but 1 rank runs; mpirun %-n 8")
+parallel("a mesh that is more than the ranks", "data = 2, tensor = 2, pipeline = 2", "data = 2 x pipeline 2 x tensor 2 = 8, but 1 rank run; mpirun %-n 8")
 parallel("ranks that the mesh does not divide", "tensor = 2", "3 ranks do not divide by tensor 2 = 2; 2 or 4 ranks would", { plan = 3 })
 parallel("an unknown axis in mesh", 'mesh = { "data", "tensr" }', 'there is no axis "tensr"; did you mean \'tensor\'', { plan = 2 })
 parallel("an axis that mesh leaves out", 'tensor = 2, mesh = { "data" }', 'leaves out the axis "tensor" of size 2', { plan = 2 })
@@ -345,6 +345,6 @@ parallel("a strategy that is none", "strategies = { 3 }", "strategies%[1%] wants
 parallel("a strategy with an unknown key", "strategies = { { plac = function() end } }", "no option 'plac'; did you mean 'place'")
 parallel("a strategy with a known option", "strategies = { { name = 'mine', options = { { 'zero', 'integer', 0 } } } }", "the option zero of strategy mine is zero's already; give it another name")
 parallel("a strategy with a known axis", "strategies = { { name = 'mine', axes = function() return { { name = 'tensor', size = 2 } } end } }", "two strategies add the axis \"tensor\"; give the one of mine", { plan = 2 })
-parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy of yours: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
+parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy strategies%[1%]: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
 
 return M
