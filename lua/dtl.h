@@ -69,7 +69,9 @@ void dtl_opts(lua_State *L, const char *fn, int arg, int i, const dtl_opt *o, in
 dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
 dt_ctx *dtl_ctx_now(void);           /* NULL before that */
 dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
-void dtl_signals(void);              /* SIGINT and SIGTERM set the flag that core.stop_requested reads; main.c */
+void dtl_signals(lua_State *L);      /* what asks to stop is from now on told to core.stop_requested; main.c */
+void dtl_training(void);             /* a step begins: signals wait for its end from now on */
+bool dtl_interrupted(void);          /* the process ends orderly although its exit code is not 0 */
 
 /* ---- concrete tensors (l_tensor.c): views that share counted memory ---- */
 typedef struct dtl_store {
@@ -169,6 +171,7 @@ dtl_loader *dtl_check_loader(lua_State *L, const char *fn, int arg, int i);
 /* Sets the Lua thread that data set functions are called on; call before anything that reads a loader. */
 void dtl_data_running(lua_State *L);
 
+int dtl_exec_alive(lua_State *L); /* executors that are still open, after a collection */
 void dtl_exec_end(void); /* l_exec.c: frees every executor, in order of creation */
 
 /* ---- what each file adds to the core table on the stack's top ---- */

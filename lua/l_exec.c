@@ -7,6 +7,11 @@
 
 static DT_VEC(dt_exec *) all; /* alive, in order of creation */
 
+int dtl_exec_alive(lua_State *L) {
+  if (all.n) lua_gc(L, LUA_GCCOLLECT);
+  return all.n;
+}
+
 void dtl_exec_end(void) {
   for (int i = 0; i < all.n; i++) dt_exec_free(all.p[i]);
   dt_vec_free(&all);
@@ -185,6 +190,7 @@ static int x_step(lua_State *L) {
   if (!b->plan[0]->p->spec.train) dtl_fail(L, "exec:step: the executor's first plan is no training plan");
   info_table(L, "exec:step");
   dtl_data_running(L);
+  dtl_training();
   dt_status st = dt_exec_step(b->x, l->l, &s, &e);
   if (st && st != DT_ESTOP) dtl_raise(L, &e);
   if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
@@ -198,6 +204,7 @@ static int x_begin(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:begin");
   dtl_loader *l = dtl_check_loader(L, "exec:begin", 1, 2);
   dtl_data_running(L);
+  dtl_training();
   DTL_TRY(L, &e, dt_exec_begin(b->x, l->l, &micros, &e));
   return lua_pushinteger(L, micros), 1;
 }

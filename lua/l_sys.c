@@ -18,7 +18,9 @@ static struct {
   dt_ctx *ctx;
   dt_ctx alone; /* ctx with a communicator of one rank */
   char *script;
+  bool interrupted; /* the run was asked to stop, and has come to an orderly end */
 } proc;
+enum { INTERRUPTED = 75 }; /* EX_TEMPFAIL of sysexits.h: come again */
 
 /* ---- the context ---- */
 /* Runs at exit, also after a script's os.exit. */
@@ -26,6 +28,7 @@ static void process_end(int status, void *unused) {
   (void)unused;
   fflush(NULL);
   if (!proc.ctx) return;
+  if (proc.interrupted && status == INTERRUPTED) status = 0; /* on all ranks */
   if (status != 0) dt_trace_flush(proc.ctx->trace);
   if (status != 0 && proc.ctx->comm->size > 1) proc.ctx->comm->vt->abort(proc.ctx->comm, status & 255);
   dtl_exec_end();
@@ -80,13 +83,14 @@ static int l_ctx(lua_State *L) {
   if (threads < 0 || threads > 4096)
     dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
   if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
-  else if (threads && threads != proc.ctx->threads && !proc.ctx->execs && !proc.alone.execs) {
+  else if (threads && threads != proc.ctx->threads && !dtl_exec_alive(L)) {
+    dtl_eager_clear(); /* plans of single operations are made for a number of threads, too */
     DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, (int)threads, &e));
     proc.alone.pool = proc.ctx->pool, proc.alone.dev = proc.ctx->dev, proc.alone.threads = proc.ctx->threads;
   } else if (threads && threads != proc.ctx->threads)
     dtl_fail(
-        L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
-        proc.ctx->threads, (long long)threads, (long long)threads);
+        L, "an engine of this process already runs with %d threads, and another asks for %lld; give --threads once",
+        proc.ctx->threads, (long long)threads);
   proc.ctx->seed = proc.alone.seed = (uint64_t)seed;
   return 0;
 }
@@ -124,26 +128,92 @@ static int l_local_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->co
 static int l_threads(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->threads), 1; }
 
 /* ---- signals ---- */
-static volatile sig_atomic_t stop_flag;
-static double stop_time;
+/* What asks to stop: Ctrl-C, launchers and `timeout`, a closed terminal, and the early warnings that Slurm can send. */
+static const struct {
+  int number;
+  const char *name;
+} stops[] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}};
+enum { NSTOPS = sizeof stops / sizeof *stops };
+static const double GRACE = 5; /* seconds of Lua code between a request to stop and the next step */
+static struct {
+  volatile sig_atomic_t by, told, training; /* by: the signal; told: core.stop_requested has said so */
+  double asked, seen, lua;                  /* when the signal came, Lua code was last seen to run, and for how long it ran since */
+  lua_State *L;
+  bool silent; /* another rank tells */
+} stop;
 
-/* The first asks to stop; a second Ctrl-C ends at once. Launchers and `timeout` signal the process and then its group: what
- * follows within a third of a second is the same request. */
+static const char *name_of(int sig) {
+  for (int i = 0; i < NSTOPS; i++)
+    if (stops[i].number == sig) return stops[i].name;
+  return "a signal";
+}
+
+/* Runs in Lua code once a stop was asked for, at every so many instructions; code that never comes to the next step is ended. A gap
+ * between two calls is time of the core's (a save, an evaluation), of which little counts. */
+static void on_lua(lua_State *L, lua_Debug *ar) {
+  (void)ar;
+  double now = dt_now(), gap = now - stop.seen;
+  stop.seen = now;
+  stop.lua += gap < 0.1 ? gap : 0.1;
+  if (stop.told) lua_sethook(L, NULL, 0, 0);
+  else if (stop.lua > GRACE)
+    dtl_fail(L,
+             "asked to stop by %s, but this code has not come to the next step for %g s; what was not saved before is "
+             "lost: leave the loop, or save in it",
+             name_of(stop.by), GRACE);
+}
+
+/* While there is no training to bring to an end, the signal ends the process. Else the first asks to stop, and a second Ctrl-C
+ * ends at once: launchers and `timeout` signal the process and then its group, so what follows within a third of a second
+ * is the same request. */
 static void on_signal(int sig) {
+  static const char before[] = "dtrain: ended by ", after[] = " before training; nothing is left half-written\n";
   double now = dt_now();
-  if (stop_flag && sig == SIGINT && now - stop_time > 0.3) _exit(130);
-  if (!stop_flag) stop_time = now;
-  stop_flag = 1;
+  if (!stop.training) {
+    const char *name = name_of(sig);
+    if (!stop.silent && write(2, before, sizeof before - 1) > 0 && write(2, name, strlen(name)) > 0)
+      (void)!write(2, after, sizeof after - 1);
+    signal(sig, SIG_DFL);
+    raise(sig); /* when this handler returns */
+    return;
+  }
+  if (stop.by && sig == SIGINT && now - stop.asked > 0.3) _exit(130);
+  if (stop.by) return;
+  stop.asked = stop.seen = now, stop.by = sig;
+  lua_sethook(stop.L, on_lua, LUA_MASKCOUNT, 10000); /* as lua.c does: safe in a handler */
 }
 
-void dtl_signals(void) {
-  struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+void dtl_signals(lua_State *L) {
+  struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
+  const char *rank = dt_env("OMPI_COMM_WORLD_RANK");
+  stop.L = L, stop.silent = rank && strcmp(rank, "0");
   sigemptyset(&a.sa_mask);
-  sigaction(SIGINT, &a, NULL);
-  sigaction(SIGTERM, &a, NULL);
+  for (int i = 0; i < NSTOPS; i++) {
+    if (stops[i].number == SIGHUP && !sigaction(SIGHUP, NULL, &old) && old.sa_handler == SIG_IGN) continue; /* nohup */
+    sigaction(stops[i].number, &a, NULL);
+  }
 }
 
-static int l_stop_requested(lua_State *L) { return lua_pushboolean(L, stop_flag), 1; }
+void dtl_training(void) { stop.training = 1; }
+
+/* core.trained(): the run is over and saved; what follows is not worth waiting for */
+static int l_trained(lua_State *L) {
+  (void)L;
+  stop.training = 0;
+  return 0;
+}
+
+/* core.interrupted() -> the exit code of a run that was asked to stop while work was left; all ranks end with it, each in its own time */
+static int l_interrupted(lua_State *L) {
+  proc.interrupted = true;
+  return lua_pushinteger(L, INTERRUPTED), 1;
+}
+bool dtl_interrupted(void) { return proc.interrupted; }
+
+static int l_stop_requested(lua_State *L) {
+  stop.told = stop.by != 0;
+  return lua_pushboolean(L, stop.told), 1;
+}
 
 /* ---- clock ---- */
 static int l_now(lua_State *L) { return lua_pushnumber(L, dt_now()), 1; }
@@ -153,7 +223,7 @@ static int l_sleep(lua_State *L) {
   double s = dtl_num(L, "core.sleep", 1, 1);
   if (!(s >= 0 && s < 1e9)) dtl_fail(L, "core.sleep: %g seconds; give 0 or more", s);
   struct timespec t = {(time_t)s, (long)((s - (double)(time_t)s) * 1e9)};
-  while (nanosleep(&t, &t) && errno == EINTR && !stop_flag) continue;
+  while (nanosleep(&t, &t) && errno == EINTR && !stop.by) continue;
   return 0;
 }
 
@@ -229,6 +299,8 @@ void dtl_open_sys(lua_State *L) {
       {"local_size", l_local_size},
       {"threads", l_threads},
       {"stop_requested", l_stop_requested},
+      {"trained", l_trained},
+      {"interrupted", l_interrupted},
       {"now", l_now},
       {"sleep", l_sleep},
       {"isatty", l_isatty},

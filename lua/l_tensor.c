@@ -288,6 +288,13 @@ static int l_arange(lua_State *L) {
 }
 
 /* ---- reading back ---- */
+/* core.same(a, b): whether two contiguous tensors are of one type and equal bit for bit */
+static int l_same(lua_State *L) {
+  const dtl_tensor *a = dtl_check_tensor(L, "same", 1, 1), *b = dtl_check_tensor(L, "same", 2, 2);
+  lua_pushboolean(L, dt_type_eq(&a->v.t, &b->v.t) && !memcmp(a->v.p, b->v.p, (size_t)dt_nbytes(&a->v.t)));
+  return 1;
+}
+
 static int l_item(lua_State *L) {
   dtl_tensor *t = dtl_check_tensor(L, "item", 1, 1);
   int64_t n = dt_numel(&t->v.t);
@@ -363,11 +370,18 @@ static dt_view select_view(lua_State *L, const dtl_tensor *t, int64_t i) {
   return v;
 }
 
+/* Whether the index comes from a C function, such as the iterator of ipairs, and not from an expression t[i]. */
+static bool called_by_c(lua_State *L) {
+  lua_Debug ar;
+  return lua_getstack(L, 1, &ar) && lua_getinfo(L, "S", &ar) && *ar.what == 'C';
+}
+
 /* Upvalue 1: the methods. */
 static int l_index(lua_State *L) {
   int64_t i;
   if (dtl_is_int(L, 2, &i)) {
     dtl_tensor *t = dtl_check_tensor(L, "index", 1, 1);
+    if (t->v.t.nd && i == t->v.t.dim[0] + 1 && called_by_c(L)) return lua_pushnil(L), 1; /* the end of ipairs */
     dt_view v = select_view(L, t, i);
     return dtl_tensor_view(L, t, &v), 1;
   }
@@ -478,7 +492,7 @@ static int l_save(lua_State *L) {
 
 void dtl_open_tensor(lua_State *L) {
   static const luaL_Reg fn[] = {{"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},     {"full", l_full},
-                                {"rand", l_rand},     {"randn", l_randn}, {"arange", l_arange}, {"load", l_load},
+                                {"rand", l_rand},     {"randn", l_randn}, {"arange", l_arange}, {"load", l_load}, {"same", l_same},
                                 {"save", l_save},     {NULL, NULL}};
   static const luaL_Reg method[] = {{"item", l_item}, {"totable", l_totable}, {"copy_", l_copy_}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);

@@ -89,14 +89,14 @@ int main(int argc, char **argv) {
   (void)argc;
   lua_State *L = luaL_newstate();
   if (!L) return fputs("dtrain: no memory for a Lua state; free memory on this host\n", stderr), 1;
-  dtl_signals();
+  dtl_signals(L);
   lua_pushcfunction(L, on_error);
   lua_pushcfunction(L, run);
   lua_pushlightuserdata(L, argv);
   int code = 1;
   if (lua_pcall(L, 1, 1, 1) == LUA_OK) code = (int)lua_tointeger(L, -1);
   else tell(lua_isstring(L, -1) ? lua_tostring(L, -1) : "error in the error handler");
-  if (code == 0 || !dtl_ctx_now() || dtl_ctx_now()->comm->size == 1)
+  if (code == 0 || dtl_interrupted() || !dtl_ctx_now() || dtl_ctx_now()->comm->size == 1)
     lua_close(L); /* else the exit handler ends the job first */
   exit(code);
 }

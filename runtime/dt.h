@@ -3,7 +3,7 @@
  * Life: dt_ctx_open -> trace graphs -> dt_plan_build -> dt_exec_new -> dt_exec_step... -> dt_exec_free -> dt_ctx_close. */
 #ifndef DT_DT_H
 #define DT_DT_H
-#include "ckpt/ckpt.h"
+#include "store/ckpt.h"
 #include "comm/comm.h"
 #include "data/data.h"
 #include "plan/plan.h"
@@ -18,7 +18,6 @@ typedef struct dt_ctx {
   int threads;
   dt_dev *dev;
   uint64_t seed;
-  int execs;                   /* executors made on it so far */
   struct dt_ctx_group *groups; /* communicators opened so far */
   struct dt_trace *trace;      /* what --trace writes; NULL: nothing */
 } dt_ctx;
@@ -32,7 +31,7 @@ void dt_trace_close(dt_ctx *c);          /* collective */
 dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e);
 /* threads 0: cores of the host / local ranks, at least 1. Joins the world when started by mpirun. */
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e);
-/* Another number of threads; only while no executor has been made on this context. */
+/* Another number of threads; only while there is no executor on this context. */
 dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e);
 void dt_ctx_close(dt_ctx *c);
 /* A spec's workspace callback for this device. */

@@ -18,6 +18,10 @@ local Engine = { __name = "engine" }
 Engine.__index = Engine
 
 local M = {}
+local cut = false -- a run of this process ended before its last step, because it was asked to
+
+--- Whether a run of this process was asked to stop before its last step.
+function M.cut_short() return cut end
 
 -- where = job:where_is(rank, ranks): whose part of the data.
 local function loader_of(job, set, start, eval, where)
@@ -113,6 +117,7 @@ end
 function M.new(job)
   if not jobs.is(job) then util.fail("dt.engine wants a job made by dt.job, got %s (%s)", util.show(job),
     util.kind(job)) end
+  job.taken = true
   if cli.capture then error(job, 0) end -- plan and explain want the job, not the loop
   local options = cli.options()
   job.run_seed = options.seed or job.seed
@@ -186,11 +191,19 @@ local function stepped(self, m)
   return m
 end
 
+--- Whether the run is at its end, or asked to stop before it.
+function Engine:over()
+  if self.step_number >= self.steps then return true end
+  local stop = self:stop_requested()
+  cut = cut or stop
+  return stop
+end
+
 --- Iterates over (step, batch) up to the job's number of steps; the loop calls engine:step(batch) once for each. batch:
 --- { step = from 1, epoch = from 0, index = of the batch in its epoch, from 0 }.
 function Engine:batches()
   return function()
-    if self.step_number >= self.steps or self:stop_requested() then return nil end
+    if self:over() then return nil end
     return self.step_number + 1, pieces.batch(self)
   end
 end

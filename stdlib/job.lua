@@ -12,9 +12,16 @@ local util = require "dtrain.util"
 local Job = { __name = "job" }
 Job.__index = Job
 
-local M = {}
+local M = { made = {} } -- made: every job of the process, in order
 
 function M.is(x) return getmetatable(x) == Job end
+
+--- Jobs that no engine was made of, in order; engine.lua marks the others as taken.
+function M.idle()
+  local out = {}
+  for _, job in ipairs(M.made) do if not job.taken then out[#out + 1] = job end end
+  return out
+end
 
 local function check_batch(b)
   if type(b) == "number" then b = { global = b } end
@@ -133,6 +140,7 @@ function M.job(given)
   end
   e.metrics = metrics.list(e.metrics)
   self.eval = e
+  M.made[#M.made + 1] = self
   return self
 end
 

@@ -27,7 +27,7 @@ function Pieces:microbatches()
         p.micro, p.step, p.wants)
     end
     if not p then
-      if self.step_number >= self.steps or self:stop_requested() then return nil end
+      if self:over() then return nil end
       p = M.batch(self)
       shared.take(self, "engine:microbatches")
       p.micro, p.micros = 0, self.exec:begin(self.loader)

@@ -60,6 +60,7 @@ return function(job)
       engine.checkpoint and engine.checkpoint.dir)
   end
   show:close()
+  core.trained()
   if job.after and not stopped then job.after(engine) end
   return engine
 end

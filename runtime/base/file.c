@@ -1,7 +1,7 @@
 /* Mapped reading and atomic writing of files.
  *
  * Invariant: a name that readers know holds a whole file at every instant: bytes go to a temporary beside it, reach the
- * disk, and only then get the name. Called by data/ and ckpt/; never prints. */
+ * disk, and only then get the name. Called by data/ and store/; never prints. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

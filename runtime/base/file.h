@@ -1,6 +1,6 @@
 /* Floor 0: files: mapping one to read, and writing one so that a reader sees the old or the whole new file, never half.
  *
- * Every failure names the file and says what to do. Used by data/ and ckpt/. */
+ * Every failure names the file and says what to do. Used by data/ and store/. */
 #ifndef DT_FILE_H
 #define DT_FILE_H
 #include "base.h"

@@ -9,7 +9,6 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   (void)e;
   dt_exec *x = dt_xalloc(sizeof *x);
   x->ctx = c;
-  c->execs++;
   if (o) x->o = *o;
   if (o && o->nlr)
     x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);

@@ -1,5 +1,6 @@
 -- A parameter or buffer: a shape and a way to begin, until something gives it a value. In a trace it stands for the
 -- graph's symbol; elsewhere for a concrete tensor, made at first use, given by the user, or read from a running engine.
+local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
@@ -46,7 +47,8 @@ function Parameter:numel()
   return n
 end
 
--- Initial values on concrete tensors. A job's executor makes its own by (seed, name); both draw from the same families.
+-- Initial values on concrete tensors, for whoever looks at a module before a job trains it. A job's executor makes its own by
+-- (seed, name), whatever was looked at; both draw from the same families.
 local makers = {
   zeros = function(shape) return core.zeros(shape) end,
   ones = function(shape) return core.ones(shape) end,
@@ -55,18 +57,29 @@ local makers = {
   normal = function(shape, seed, mean, std) return core.randn(shape, seed) * std + mean end,
 }
 
+local function draw(p, seed)
+  local i = p.init
+  return makers[i[1]](p.shape, seed * 1000003 + p.seed, i[2], i[3])
+end
+
 --- The concrete value: from the engine that trains it, as given, or freshly made.
 function Parameter:concrete()
   if self.engine then return self.engine:fetch(self) end
   if not self.data then
-    local i = self.init
-    if core.is_tensor(i) then
-      self.data = i
+    if core.is_tensor(self.init) then
+      self.data = self.init
     else
-      self.data = makers[i[1]](self.shape, scope.seed * 1000003 + self.seed, i[2], i[3])
+      self.drawn = scope.seed or cli.peek("seed", "integer") or 0
+      self.data = draw(self, self.drawn)
     end
   end
   return self.data
+end
+
+-- Whether the value is only what `draw` made for somebody to look at, with nothing written into it since.
+local function untouched(p)
+  if not p.drawn or p.version then return false end
+  return core.same(p.data, draw(p, p.drawn))
 end
 
 --- What `self.weight` means in a forward: a symbol in a trace, else the concrete tensor.
@@ -90,10 +103,20 @@ function Parameter:set(tensor, name)
     util.fail("%s has shape %s, the given tensor %s; they must be equal", name or "the parameter",
       util.show(self.shape), util.show(shape))
   end
+  self.drawn = nil
   if self.engine then self.engine:store(self, tensor) else self.data = tensor end
 end
 
---- What a graph needs to begin with: the concrete value when there is one, else the way to make it.
-function Parameter:initial() return self.data or self.init end
+--- What a graph begins with: the value that the user gave, else the way to make one. Where the graph computes with concrete values
+--- (dt.value_and_grad) the concrete value.
+function Parameter:initial()
+  if scope.current and scope.current.concrete then return self:concrete() end
+  if not self.data then return self.init end
+  if untouched(self) then
+    self.data, self.drawn = nil, nil
+    return self.init
+  end
+  return self.data
+end
 
 return P

@@ -7,9 +7,9 @@ local util = require "dtrain.util"
 core.position(function() return util.beyond() end) -- positions of the core's errors when no user's frame is there
 
 local scope = {
-  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label }
+  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label, concrete = on concrete values }
   training = false,  -- on concrete tensors: what model:train() and model:eval() set
-  seed = 0,          -- of concrete initial values
+  seed = nil,        -- of concrete initial values (dt.manual_seed); nil: --seed, else 0
   made = 0,          -- parameters made so far: each gets its own stream
 }
 

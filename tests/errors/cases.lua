@@ -3,7 +3,7 @@
 -- A case is a script (bad.lua) in an empty folder and the words after its name. The script is a small whole job of which some keys
 -- are replaced, or any text (script = ...). `says` is a Lua pattern for the message: what was wrong, then what to do. `line` is the
 -- line in bad.lua that the message must name. files: name -> contents. ranks: also run on that many ranks, where every rank
--- must end within seconds. plan: it is planned for so many ranks, not run. makes: a file that the run may leave behind.
+-- must end within seconds. env: variables of the environment. plan: it is planned for so many ranks, not run. makes: a file that the run may leave behind.
 local M = { list = {} }
 
 local order = { "before", "model", "loss", "data", "batch", "optimizer", "steps" }
@@ -228,6 +228,21 @@ case("a syntax error", { script = "local dt = require 'dtrain'\nreturn dt.job {{
 case("a script that returns something else", { script = "return 7\n", says = "returned 7.*return dt.job" })
 case("a module that is not there", { before = "require 'no.such.module'", line = "before", says = "no.such.module" })
 case("an empty error", { before = "error()", says = "error value that is nil" })
+
+-- ---- started or written wrongly ----
+case("a job that is not returned", { script = 'local dt = require "dtrain"\nlocal job = dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4,'
+  .. ' optimizer = dt.optim.SGD { lr = 1 }, data = dt.data.synthetic { inputs = { 2 }, targets = { 2 } }, steps = 1 }\n', line = 2,
+  says = "this job was never trained; return it", ranks = 2 })
+case("a misspelt global", { before = "local chkpt = { dir = 'x' }", more = "checkpoint = ckpt,", line = "more", ranks = 2,
+  says = "the name 'ckpt' was never set; did you mean 'chkpt'%?" })
+case("a library that was not named", { before = "print(metrics)", line = "before", says = "'metrics' was never set; did you mean dt%.metrics" })
+case("a misspelt global in a file beside the script", { before = "require 'part'", files = { ["part.lua"] = "return wdith" },
+  says = "part.lua:1: the name 'wdith' was never set" })
+for _, env in ipairs { "PMI_RANK=0 PMI_SIZE=2", "SLURM_PROCID=1 SLURM_NTASKS=2", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4", "PMIX_RANK=1",
+  "MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3", "RANK=1 WORLD_SIZE=2" } do
+  case("ranks that do not find each other, " .. env, { env = env, says = "one of several %(.-=%d%), but it found no other rank; start it with "
+    .. "Open MPI's mpirun %-n %d .-srun %-%-mpi=pmix.-DT_COMM=self" })
+end
 
 -- ---- recompute ----
 case("recompute is unknown", { more = 'parallel = { recompute = "ful" },', says = "recompute = \"ful\" is unknown; did you mean 'full'?" })

@@ -511,7 +511,12 @@ describe("the process", function()
     assert.is_false(core.stop_requested())
     assert.are.equal("none", core.version().cuda)
     core.ctx { seed = 4 }
-    fails("already runs with", core.ctx, { threads = core.threads() + 1 })
+    local before = core.threads()
+    assert.are.equal(6, core.ones({ 6 }):sum():item())
+    core.ctx { seed = 4, threads = before + 1 } -- whatever was computed before
+    assert.are.equal(before + 1, core.threads())
+    assert.are.equal(6, core.ones({ 6 }):sum():item())
+    core.ctx { seed = 4, threads = before }
     local ok, e = pcall(core.fail, "a.lua:3", "wrong; right")
     assert.is_false(ok)
     assert.are.equal("a.lua:3: wrong; right", e)

@@ -16,8 +16,8 @@ function floor_of(dir) {
   if (dir ~ /^runtime\/(comm|comm\/.*)$/) return 3
   if (dir ~ /^runtime\/ir$/) return 4
   if (dir ~ /^runtime\/pass$/) return 5
-  if (dir ~ /^runtime\/plan$/) return 6
-  if (dir ~ /^runtime\/(exec|data|ckpt|store)$/) return 7
+  if (dir ~ /^runtime\/(plan|store)$/) return 6
+  if (dir ~ /^runtime\/(exec|data)$/) return 7
   if (dir == "runtime") return 8
   if (dir ~ /^lua/) return 9
   return -1

@@ -1,0 +1,135 @@
+-- How a script is started, what it may have done before its job, and how a run ends: options act whatever came before, looking at a
+-- model changes nothing, and what did not happen is never exit code 0.
+local support = require "support"
+
+local head = [[
+local dt = require "dtrain"
+local nn, optim, data = dt.nn, dt.optim, dt.data
+]]
+-- A script with a loop of its own; before: text in front of the job; of: more of the job; body: of the loop.
+local function loop(before, of, body)
+  return head .. ([[
+local model = nn.Sequential { nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 5) }
+%s
+local job = dt.job { model = model, loss = nn.MSE(), batch = 32, optimizer = optim.SGD { lr = 0.01 },
+  data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }, %s }
+local engine = dt.engine(job)
+for step, batch in engine:batches() do
+  local m = engine:step(batch)
+  if step == engine.steps then print(("%%.17g"):format(m.loss)) end
+  %s
+end
+]]):format(before or "", of or "steps = 5", body or "")
+end
+
+local function run(text, words, options)
+  options = options or {}
+  options.dir = options.dir or support.folder()
+  support.write(options.dir .. "/a.lua", text)
+  return support.run("a.lua " .. (words or ""), options)
+end
+
+describe("options", function()
+  local looks = { "print(model, model:state())", "print(model(dt.ones { 2, 10 }))", "model:train() model(dt.ones { 2, 10 })",
+    "dt.value_and_grad(function(m, x) return m(x):sum() end, model, dt.ones { 3, 10 })",
+    "for _, w in model:named_parameters() do print(w:sum():item()) end" }
+  for seed = 1, 2 do
+    it(("decide initial values, whatever was looked at before: --seed %d"):format(seed), function()
+      local words = "--threads 1 --seed " .. seed
+      local _, want = run(loop(), words)
+      for _, look in ipairs(looks) do
+        local code, text = run(loop(look), words)
+        assert.are.equal(0, code, text)
+        assert.are.equal(want, text:match "[^\n]*\n$", look)
+      end
+    end)
+  end
+  it("keep a value that was written", function()
+    local _, want = run(loop "model:load(model:state())", "--threads 1")
+    local _, other = run(loop "local s = model:state() s['0.bias']:copy_(3)", "--threads 1")
+    local _, plain = run(loop(), "--threads 1")
+    assert.are_not.equal(plain, want) -- what is given counts, also when it was drawn before
+    assert.are_not.equal(want, other)
+    assert.are_not.equal(plain, other)
+  end)
+  it("change threads after tensors were computed", function()
+    for n = 1, 2 do
+      local code, text = run(head .. [[
+local x = dt.ones { 64, 64 }
+local before = (x:matmul(x)):sum():item()
+local engine = dt.engine(dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 32, optimizer = optim.SGD { lr = 0.01 },
+  data = data.synthetic { inputs = { 10 }, targets = { 5 } }, steps = 1 })
+print(require "dtrain.core".threads(), before == (x:matmul(x)):sum():item())]], "--threads " .. n)
+      assert.are.equal(0, code, text)
+      assert.are.equal(n .. "\ttrue\n", text)
+    end
+  end)
+end)
+
+describe("a script", function()
+  it("finds the files beside it from any folder", function()
+    local dir = support.folder()
+    os.execute("mkdir -p " .. dir .. "/deep/parts")
+    support.write(dir .. "/deep/helper.lua", "return { n = 7 }")
+    support.write(dir .. "/deep/parts/init.lua", "return require 'helper'.n + 1")
+    support.write(dir .. "/deep/main.lua", "print(require 'helper'.n, (require 'parts'))")
+    for _, start in ipairs { { dir, "deep/main.lua" }, { dir .. "/deep", "main.lua" }, { "/", dir .. "/deep/main.lua" } } do
+      local code, text = support.run(start[2], { dir = start[1] })
+      assert.are.equal(0, code, text)
+      assert.are.equal("7\t8\n", text)
+    end
+  end)
+  it("may begin with a byte-order mark, also before #!", function()
+    for _, first in ipairs { "", "#!/usr/bin/env dtrain\n" } do
+      local code, text = run("\xef\xbb\xbf" .. first .. "print(1)")
+      assert.are.equal(0, code, text)
+      assert.are.equal("1\n", text)
+    end
+  end)
+  it("walks a tensor with ipairs", function()
+    local code, text = run(head .. "for i, x in ipairs(dt.tensor { 5, 6 }) do print(i, x:item()) end")
+    assert.are.equal(0, code, text)
+    assert.are.equal("1\t5\n2\t6\n", text)
+  end)
+  it("sets globals as it likes, and asks for one with rawget", function()
+    local code, text = run("x = nil y = 3 print(x, y, rawget(_G, 'z'))")
+    assert.are.equal(0, code, text)
+    assert.are.equal("nil\t3\tnil\n", text)
+  end)
+  it("may require a library from elsewhere that looks for globals", function()
+    local lib = support.folder()
+    support.write(lib .. "/other.lua", "return { unpack = unpack or table.unpack }")
+    local code, text = run("print(require 'other'.unpack == table.unpack)", "", { env = "LUA_PATH='" .. lib .. "/?.lua;;'" })
+    assert.are.equal(0, code, text)
+    assert.are.equal("true\n", text)
+  end)
+end)
+
+describe("a run that is asked to stop", function()
+  local function stopped(signal, text)
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", text)
+    return support.sh("sh -c " .. support.quote(("timeout --preserve-status -s %s 1 %s a.lua; echo code $?"):format(signal, support.dtrain)), { dir = dir, seconds = 20 })
+  end
+  it("ends with 75 in a loop of its own, too", function()
+    local code, text = run(loop(nil, "steps = 100000", "if step == 2 then os.execute 'kill -TERM $PPID' end"))
+    assert.are.equal(75, code, text)
+  end)
+  it("ends with 0 when the request comes in the last step", function()
+    local code, text = run(loop(nil, nil, "if step == 5 then os.execute 'kill -TERM $PPID' end"))
+    assert.are.equal(0, code, text)
+  end)
+  for _, signal in ipairs { "TERM", "INT", "USR1" } do
+    it(("by SIG%s before it trains ends at once"):format(signal), function()
+      local _, text, seconds = stopped(signal, "while true do end")
+      assert.matches("ended by SIG" .. signal .. " before training", text)
+      assert.is_true(seconds < 3, text)
+    end)
+  end
+  it("is ended in a loop that never comes to the next step", function()
+    local code, text, seconds = run(loop(nil, nil, "if step == 2 then os.execute 'kill -TERM $PPID' while true do end end"))
+    assert.matches("a.lua:%d+: asked to stop by SIGTERM, but this code has not come to the next step for 5 s", text)
+    assert.are.equal(1, code, text)
+    assert.is_true(seconds < 12, text)
+  end)
+end)
