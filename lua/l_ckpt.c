@@ -153,7 +153,7 @@ static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *pa
     }
     if (comm->rank == 0) dtl_copy_view(&v, dt_st_find(optim ? &c.optim : &c.model, name));
     if (comm->size > 1) st = comm->vt->broadcast(comm, v.p, dt_nbytes(&v.t), 0, e);
-    if (whole && !st) dt_exec_write(x, i, whole);
+    if (whole && !st) st = dt_exec_write(x, i, whole, e);
     free(whole);
   }
   if (comm->rank == 0) dt_ckpt_close(&c);

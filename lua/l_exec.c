@@ -347,6 +347,7 @@ static int x_get(lua_State *L) {
 }
 
 static int x_set(lua_State *L) {
+  dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:set");
   int i = number_of(L, "exec:set", b);
   dtl_tensor *t = dtl_check_tensor(L, "exec:set", 2, 3);
@@ -358,7 +359,7 @@ static int x_set(lua_State *L) {
              dt_type_str(&have, a, sizeof a), dt_type_str(&t->v.t, c, sizeof c));
   dtl_tensor *whole = dtl_tensor_new(L, &have);
   dtl_copy_view(&whole->v, &t->v);
-  dt_exec_write(b->x, i, whole->v.p);
+  DTL_TRY(L, &e, dt_exec_write(b->x, i, whole->v.p, &e));
   return 0;
 }
 

@@ -107,8 +107,8 @@ dt_type dt_exec_type(const dt_exec *x, int number);
 /* Copies one out, whole and contiguous. Ranks may hold parts of it, or only other stages have it (`parted`): then all ranks call this together. */
 bool dt_exec_parted(const dt_exec *x, int number);
 dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
-void dt_exec_write(dt_exec *x, int number, const void *in); /* this rank takes what it keeps of it */
+dt_status dt_exec_write(dt_exec *x, int number, const void *in, dt_err *e); /* this rank takes what it keeps of it */
 /* x's tensor gets the value of another executor's, of the same type. Where either holds parts, all ranks call it together. */
 dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err *e);
-dt_view dt_exec_get(dt_exec *x, const char *name);          /* where it lies; NULL p when unknown, or in parts */
+dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when unknown, or in parts */
 #endif

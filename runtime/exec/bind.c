@@ -289,5 +289,6 @@ void dt_exec_unbind(dt_exec *x) {
   if (x->window) x->ctx->comm->vt->free(x->ctx->comm, x->window, NULL);
   dev->vt->close(x->compute);
   dev->vt->free(dev, x->arena, x->arena_bytes);
-  free(x->done), free(x->names), free(x->kept);
+  dt_names_free(&x->names);
+  free(x->done), free(x->kept);
 }

@@ -61,11 +61,12 @@ static dt_status meet(dt_exec *x, dt_err *e) {
 static dt_status share_values(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *c = x->replicas;
-  for (int i = 0; i < x->nnames && c && c->size > 1 && x->b[0].plan->spec.replicas != DT_REPLICAS_ALONE; i++) {
+  bool alone = x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE;
+  for (int i = 0; i < x->names.list.n && c && c->size > 1 && !alone; i++) {
     const dt_kept *k = &x->kept[i];
-    if ((!k->v.p && !k->part) || k->away || !strncmp(x->names[i], "state:", 6)) continue;
-    if (k->part) DT_TRY(dt_exec_same_part(x, i, e));
-    else DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
+    if (k->away || !strncmp(x->names.list.p[i], "state:", 6)) continue;
+    if (k->at.share) DT_TRY(dt_exec_same_part(x, i, e));
+    else if (k->v.p) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
   }
   for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
     const dt_param *p = &g->param.p[i];
@@ -124,15 +125,14 @@ void dt_exec_free(dt_exec *x) {
 dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
 int dt_exec_names(dt_exec *x, const char ***names) {
-  *names = x->names;
-  return x->nnames;
+  *names = x->names.list.p;
+  return x->names.list.n;
 }
 int dt_exec_find(const dt_exec *x, const char *name) {
-  for (int i = 0; i < x->nnames; i++)
-    if (!strcmp(x->names[i], name)) return i;
-  return strncmp(name, "grad:", 5) ? -1 : dt_exec_gradient(x, name + 5);
+  int i = dt_names_find(&x->names, name);
+  return i >= 0 || strncmp(name, "grad:", 5) ? i : dt_exec_gradient(x, name + 5);
 }
 dt_view dt_exec_get(dt_exec *x, const char *name) {
   int i = dt_exec_find(x, name);
-  return i < 0 || x->kept[i].part ? (dt_view){0} : x->kept[i].v;
+  return i < 0 || x->kept[i].at.share ? (dt_view){0} : x->kept[i].v;
 }

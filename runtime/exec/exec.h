@@ -2,6 +2,8 @@
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
 #include "../dt.h"
+#include "../store/names.h"
+#include "../store/pieces.h"
 
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
@@ -36,17 +38,14 @@ typedef struct bound_plan {
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
-/* A persistent tensor. A part of one: this rank keeps `len` elements from `begin` on, `v` as a vector. */
+/* A persistent tensor. */
 typedef struct dt_kept {
-  dt_type t, local; /* of the whole, and of this rank's part where tensor parallelism cuts it (`cut`) */
-  bool cut;
-  bool away;  /* in a pipeline: only ranks of other stages have it, the first of them at coordinate `owner` */
+  dt_stored at; /* which elements of which whole tensor lie where */
+  dt_view v;    /* what this rank keeps of it: its local tensor, or its share as a vector */
+  bool
+      away; /* in a pipeline: only ranks of other stages have it; of `at` only the whole type and the owner are known */
   bool grads; /* a parameter that gets a gradient */
-  int owner;
-  dt_view v;
-  bool part;
-  int64_t begin, len;
-  int param; /* in the first plan's graph, where it is a part; -1: a hook's state, of which each rank has a row */
+  int param;  /* of a parameter and its states: in the first plan's graph; otherwise -1 */
 } dt_kept;
 /* One end of an edge: a ring of buffers and what is under way in them. */
 typedef struct lane {
@@ -96,10 +95,9 @@ struct dt_exec {
   dt_event last;             /* of the last one */
   dt_tick tick;
   dt_exec_state state;
-  const char **names;
-  dt_kept *kept;
-  int nnames;
-  struct { /* the step under way */
+  dt_names names;
+  dt_kept *kept; /* [names] */
+  struct {       /* the step under way */
     dt_batch batch;
     double begun, stats[2];
     int64_t start, micro_start; /* for the trace */

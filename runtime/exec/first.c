@@ -74,36 +74,20 @@ static dt_status first_value(dt_exec *x, const dt_init *in, dt_view v, const cha
   return DT_OK;
 }
 
-/* v: elements of the rank's local tensor from `begin` on; that tensor is a part of the whole. Padding stays zero. */
-static void param_ranges(dt_exec *x, const dt_param *p, dt_view v, int64_t begin) {
-  int64_t n = dt_numel(&v.t);
-  if (!p->is_cut) {
-    first_range(x, &p->init, v, p->name, 0, begin, n);
-    return;
-  }
-  struct dt_cut cut[8];
-  int64_t pre, post;
-  const dt_mesh *m = &x->b[0].plan->g->mesh;
-  int ncut = dt_param_cuts(p, m->size[p->cut_axis], dt_mesh_coord(m, x->ctx->comm->rank, p->cut_axis), cut, &pre,
-                           &post);
-  for (int64_t o = 0; o < pre; o++)
-    for (int k = 0; k < ncut; k++) {
-      int64_t local = (o * p->full.dim[p->cut_dim] + cut[k].local) * post, len = cut[k].len * post;
-      int64_t global = (o * p->whole.dim[p->cut_dim] + cut[k].global) * post;
-      int64_t from = local > begin ? local : begin, to = local + len < begin + n ? local + len : begin + n;
-      if (from < to) first_range(x, &p->init, v, p->name, from - begin, global + from - local, to - from);
-    }
-}
-
 static dt_status first_param(dt_exec *x, const dt_param *p, dt_err *e) {
   const struct dt_dev_vt *vt = x->ctx->dev->vt;
   dt_view v = dt_exec_view(x, 0, p->val);
   void *at = v.p;
   size_t bytes = (size_t)dt_nbytes(&v.t);
   if (bytes) {
-    DT_TRY(vt->map(x->compute, at, bytes, &v.p, e));
-    param_ranges(x, p, v, p->val == p->own ? p->own_begin : 0);
-    vt->unmap(x->compute, at, bytes, v.p, true);
+    dt_pieces list = {0}; /* padding stays zero */
+    dt_pieces_of(&x->kept[dt_names_find(&x->names, p->name)].at, &x->b[0].plan->g->mesh, x->ctx->comm->rank, &list);
+    dt_status st = vt->map(x->compute, at, bytes, &v.p, e);
+    for (int i = 0; i < list.n && !st; i++)
+      first_range(x, &p->init, v, p->name, list.p[i].local, list.p[i].global, list.p[i].len);
+    if (!st) vt->unmap(x->compute, at, bytes, v.p, true);
+    dt_vec_free(&list);
+    DT_TRY(st);
   }
   for (int s = 0; s < p->nstate; s++)
     DT_TRY(first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), "",

@@ -40,13 +40,6 @@ typedef struct dt_group {
   int axes, part;
   uint64_t stages;
 } dt_group;
-/* The runs of dim cut_dim that the rank at this coordinate of n has: element `local` of the local dim is `global` of the whole one. At most 8; pre and
- * post are the elements before and behind the dim. */
-struct dt_param;
-struct dt_cut {
-  int64_t local, global, len;
-};
-int dt_param_cuts(const struct dt_param *p, int n, int coord, struct dt_cut *cut, int64_t *pre, int64_t *post);
 /* How many ranks are together, and rank's colour among the groups (-1: in none) and key for a split. */
 int dt_group_size(const dt_mesh *m, dt_group g);
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key);
