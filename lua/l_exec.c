@@ -84,24 +84,23 @@ static const double *numbers(lua_State *L, const char *fn, const char *name, int
   return v;
 }
 
-/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
+/* core.exec(plan, { lr =, group_lr = list, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
  * profile = bool, alone = bool }); alone: a plan for one rank that this rank runs by itself */
 static int l_exec(lua_State *L) {
   static const char fn[] = "core.exec";
   dt_err e = {0};
-  int lr = 0, group_lr = 0;
+  int group_lr = 0;
   int64_t window = 0, hysteresis = 0, n;
   bool alone = false;
   dt_exec_opts o = {0};
   dtl_plan *p = free_plan(L, fn, 1, 1);
   lua_settop(L, 2);
-  DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
+  DTL_OPTS(L, fn, 2, 2, {"lr", 'f', &o.lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
            {"loss_scale", 'f', &o.loss_scale, NULL}, {"scale_window", 'i', &window, NULL},
            {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL},
            {"min_scale", 'f', &o.min_scale, NULL}, {"fixed_scale", 'b', &o.fixed_scale, NULL},
            {"profile", 'b', &o.profile, NULL}, {"alone", 'b', &alone, NULL});
   if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
-  o.lr = numbers(L, fn, "lr", lr, &o.nlr);
   o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
   o.groups = (int)n;
   o.scale_window = (int)window, o.hysteresis = (int)hysteresis;
@@ -195,6 +194,15 @@ static int x_step(lua_State *L) {
   if (st && st != DT_ESTOP) dtl_raise(L, &e);
   if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
   return push_info(L, &s);
+}
+
+/* x:rate(lr): of the steps from now on; x:updates() -> updates applied so far, where a schedule is */
+static int x_rate(lua_State *L) {
+  dt_exec_rate(dtl_ready_exec(L, "exec:rate")->x, dtl_num(L, "exec:rate", 1, 2));
+  return 0;
+}
+static int x_updates(lua_State *L) {
+  return lua_pushinteger(L, dt_exec_state_get(dtl_ready_exec(L, "exec:updates")->x).updates), 1;
 }
 
 /* x:begin(loader) -> number of this rank's microbatches; 0 when the data is over */
@@ -422,6 +430,8 @@ void dtl_open_exec(lua_State *L) {
                                     {"ready", x_ready},
                                     {"close", x_close},
                                     {"step", x_step},
+                                    {"rate", x_rate},
+                                    {"updates", x_updates},
                                     {"eval", x_eval},
                                     {"begin", x_begin},
                                     {"forward", x_forward},

@@ -192,6 +192,19 @@ static dt_init read_init(lua_State *L, const char *fn, const char *name, int i, 
   dtl_fail(L, "%s: init of '%s': unknown \"%s\"; known are zeros, ones, const, uniform and normal", fn, name, kind);
 }
 
+/* core.draw(init, shape, seed, name) -> the value with which a run of that seed begins the parameter of that name. init: a list with
+ * "uniform" or "normal" */
+static int l_draw(lua_State *L) {
+  static const char fn[] = "core.draw";
+  dt_type t = dtl_shape(L, fn, 2, 2, DT_F32);
+  uint64_t seed = (uint64_t)dtl_int(L, fn, 3, 3);
+  const char *name = dtl_text(L, fn, 4, 4);
+  dt_init init = read_init(L, fn, name, 1, &t);
+  if (init.kind != DT_INIT_UNIFORM && init.kind != DT_INIT_NORMAL) dtl_fail(L, "%s: '%s' is not drawn", fn, name);
+  dt_draw(&init, seed, name, dtl_tensor_new(L, &t)->v);
+  return 1;
+}
+
 /* g:param(name, shape, { init =, trainable =, group =, dtype = }) */
 static int g_param(lua_State *L) {
   static const char fn[] = "graph:param";
@@ -798,8 +811,11 @@ static int g_params(lua_State *L) {
 }
 
 void dtl_open_graph(lua_State *L) {
-  static const luaL_Reg fn[] = {
-      {"graph", l_graph}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"graph", l_graph},
+                                {"draw", l_draw},
+                                {"collective", l_collective},
+                                {"axes_size", l_axes_size},
+                                {NULL, NULL}};
   static const luaL_Reg method[] = {{"input", g_input},
                                     {"param", g_param},
                                     {"buffer", g_buffer},

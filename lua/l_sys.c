@@ -125,6 +125,7 @@ static int l_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->ra
 static int l_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->size), 1; }
 static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_rank), 1; }
 static int l_local_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_size), 1; }
+static int l_seed(lua_State *L) { return lua_pushinteger(L, (lua_Integer)dtl_ctx(L)->seed), 1; }
 static int l_threads(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->threads), 1; }
 
 /* ---- signals ---- */
@@ -297,6 +298,7 @@ void dtl_open_sys(lua_State *L) {
       {"size", l_size},
       {"local_rank", l_local_rank},
       {"local_size", l_local_size},
+      {"seed", l_seed},
       {"threads", l_threads},
       {"stop_requested", l_stop_requested},
       {"trained", l_trained},

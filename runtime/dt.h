@@ -48,8 +48,7 @@ typedef struct dt_step_info {
   double seconds;
 } dt_step_info;
 typedef struct dt_exec_opts {
-  const double *lr; /* [nlr] learning rate by update index (the last holds after the end) */
-  int64_t nlr;
+  double lr;              /* learning rate until dt_exec_rate sets another */
   const double *group_lr; /* [groups] factor on lr */
   int groups;
   double loss_scale; /* f16: start, 0 = 65536 */
@@ -67,6 +66,9 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e);
 dt_status dt_exec_ready(dt_exec *x, dt_err *e);
 void dt_exec_free(dt_exec *x);
 
+/* The learning rate of the steps from now on: whoever has a schedule asks it before each step, at the number of updates that
+ * dt_exec_state_get tells. */
+void dt_exec_rate(dt_exec *x, double lr);
 /* One optimizer step on the loader's next batch. Communicates; the same on all ranks. */
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
 /* The same step in pieces: begin; forward and backward for each of this rank's *micros microbatches (at least one; without samples its
@@ -81,10 +83,13 @@ dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, doub
 dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e);
 dt_view dt_exec_output(dt_exec *x, int number, int i);
 
+/* The first value that an executor draws for a parameter of this name (init: uniform or normal), into a contiguous tensor. */
+void dt_draw(const dt_init *in, uint64_t seed, const char *name, dt_view v);
+
 /* What a checkpoint keeps beside the tensors. */
 typedef struct dt_exec_state {
   int64_t step;    /* steps taken (batches consumed) */
-  int64_t updates; /* updates applied: index into the schedule */
+  int64_t updates; /* updates applied: where the schedule is */
   int64_t samples; /* consumed, all ranks */
   double loss_scale;
   int64_t good, hysteresis; /* of the loss scale: steps since it changed, overflows left before it shrinks */

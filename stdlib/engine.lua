@@ -138,13 +138,19 @@ function M.new(job)
   if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
   local run = util.copy(job.scaling)
   run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
-  run.lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
+  for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rate(step, self.steps, job.optimizer.lr) end
   self.exec, self.eval_numbers = M.executor(plans, run)
   self.between = plans.between
   if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
   self.exec:ready()
   for _, b in ipairs(self.between) do if b.start then b.start(self.exec) end end
-  for _, note in ipairs(not options.quiet and core.rank() == 0 and job.notes or {}) do print("note: " .. note) end
+  local notes = util.copy(job.notes or {})
+  if scope.redrawn then
+    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name in "
+      .. "the whole model; read it once the engine is made"):format(scope.redrawn)
+    scope.redrawn = nil
+  end
+  for _, note in ipairs(not options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
 
   shared.join(self)
   self.start = self:resume(options.resume)
@@ -208,6 +214,11 @@ function Engine:batches()
   end
 end
 
+--- Asks the schedule for the learning rate of the step at hand.
+function Engine:schedule()
+  self.exec:rate(self.job.schedule:rate(self.exec:updates(), self.steps, self.job.optimizer.lr))
+end
+
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
 --- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
 function Engine:step(batch)
@@ -222,6 +233,7 @@ function Engine:step(batch)
       self.step_number + 1)
   end
   shared.take(self, "engine:step")
+  self:schedule()
   return stepped(self, self.exec:step(self.loader, self.info))
 end
 

@@ -16,9 +16,9 @@ function trace.declare(graph, module, symbols, prefix, group, frozen)
     name = prefix .. name
     if symbols[p] then return end
     if p.type == "buffer" then
-      symbols[p] = graph:buffer(name, p.shape, { init = p:initial() })
+      symbols[p] = graph:buffer(name, p.shape, { init = p:initial(name) })
     else
-      symbols[p] = graph:param(name, p.shape, { init = p:initial(),
+      symbols[p] = graph:param(name, p.shape, { init = p:initial(name),
         trainable = p.trainable and not (frozen and frozen[p]), group = group and group(name) or 0 })
       if p.place then graph:place(name, p.place) end
     end

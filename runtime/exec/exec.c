@@ -10,8 +10,6 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   dt_exec *x = dt_xalloc(sizeof *x);
   x->ctx = c;
   if (o) x->o = *o;
-  if (o && o->nlr)
-    x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);
   if (o && o->groups)
     x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups),
     memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
@@ -118,11 +116,12 @@ void dt_exec_free(dt_exec *x) {
   if (x->profile && x->ctx->comm->rank == 0 && x->b[0].plan->spec.train) dt_exec_profile(x);
   dt_exec_unbind(x);
   for (int k = 0; k < x->nplan; k++) dt_plan_free(x->b[k].plan);
-  free(x->lr), free(x->group_lr), free(x->b);
+  free(x->group_lr), free(x->b);
   free(x);
 }
 
 dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
+void dt_exec_rate(dt_exec *x, double lr) { x->o.lr = lr; }
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
 int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names.list.p;

@@ -82,7 +82,7 @@ typedef struct dt_trace dt_trace;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
-  double *lr, *group_lr;
+  double *group_lr;
   int nplan;
   bound_plan *b; /* [nplan] */
   bool ready;

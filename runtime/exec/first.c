@@ -42,6 +42,10 @@ static void fill_part(void *ctx, int part, int parts) {
   }
 }
 
+void dt_draw(const dt_init *in, uint64_t seed, const char *name, dt_view v) {
+  fill_part(&(filling){in, v.p, v.t.dtype, dt_hash(name, strlen(name), seed), 0, 0, dt_numel(&v.t)}, 0, 1);
+}
+
 /* Elements global.. of a tensor's first value, n of them, into elements local.. of v. */
 static void first_range(dt_exec *x, const dt_init *in, dt_view v, const char *name, int64_t local, int64_t global,
                         int64_t n) {

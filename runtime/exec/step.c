@@ -6,11 +6,6 @@
 
 #include <math.h>
 
-static double lr_now(const dt_exec *x) {
-  int64_t t = x->state.updates;
-  return x->o.nlr ? x->lr[t < x->o.nlr ? t : x->o.nlr - 1] : 0;
-}
-
 static void write_hypers(dt_exec *x, double inv_count) {
   for (int k = 0; k < x->nplan; k++) {
     const dt_graph *g = x->b[k].plan->g;
@@ -19,7 +14,7 @@ static void write_hypers(dt_exec *x, double inv_count) {
       const dt_value *v = &g->val.p[h->val];
       double *p = &x->b[k].hyper[i], f = h->group < x->o.groups ? x->group_lr[h->group] : 1;
       switch (h->kind) {
-        case DT_HY_LR: *p = lr_now(x) * f; break;
+        case DT_HY_LR: *p = x->o.lr * f; break;
         case DT_HY_T: *p = (double)(x->state.updates + 1); break;
         case DT_HY_INV_COUNT: *p = inv_count; break;
         case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
@@ -229,7 +224,7 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .norm = -1,
                          .epoch = batch->epoch,
                          .samples = batch->count,
-                         .lr = lr_now(x),
+                         .lr = x->o.lr,
                          .loss_scale = x->state.loss_scale};
   DT_TRY(sum_up(x, e));
   const dt_mesh *mesh = &main->g->mesh;

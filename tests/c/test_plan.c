@@ -180,7 +180,7 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
     return;
   }
   double lr = 0.1;
-  dt_exec_opts o = {.lr = &lr, .nlr = 1, .nominal_count = (double)global};
+  dt_exec_opts o = {.lr = lr, .nominal_count = (double)global};
   T_CHECK(!dt_exec_new(ctx, main, &o, &x, &e));
   for (int i = 1; i < ns; i++) {
     dt_plan *p = NULL;

@@ -230,6 +230,10 @@ case("a module that is not there", { before = "require 'no.such.module'", line =
 case("an empty error", { before = "error()", says = "error value that is nil" })
 
 -- ---- started or written wrongly ----
+case("a split of counts and fractions", { line = "data", says = "split has counts %(90%) beside a fraction %(valid = 0.1%); give",
+  data = "data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100, split = { train = 90, valid = 0.1 } }" })
+case("a schedule that gives no number late", { more = "schedule = function(step) return step < 90 and 1 or nil end,", steps = "100", line = "job",
+  says = "must return a number %(a factor on lr%), got nil at step 9%d" })
 case("a job that is not returned", { script = 'local dt = require "dtrain"\nlocal job = dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4,'
   .. ' optimizer = dt.optim.SGD { lr = 1 }, data = dt.data.synthetic { inputs = { 2 }, targets = { 2 } }, steps = 1 }\n', line = 2,
   says = "this job was never trained; return it", ranks = 2 })
