@@ -99,9 +99,7 @@ static dt_status build(dt_ctx *ctx, int op, const dt_view *in, int nin, const dt
   }
   dt_spec s = {.threads = ctx->threads,
                .precision = DT_F32,
-               .comm_dtype = DT_F32,
-               .bucket_bytes = 1 << 20,
-               .first_bucket_bytes = 1 << 20,
+               .verbs = {.wire = DT_F32, .bucket_bytes = 1 << 20, .first_bucket_bytes = 1 << 20},
                .workspace = ctx->dev->vt->workspace};
   dt_plan *p;
   DT_TRY(dt_plan_build(g, &s, 1, &p, e));

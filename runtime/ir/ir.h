@@ -179,6 +179,7 @@ typedef struct dt_param {
   dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
+  bool state_copy[8];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;
