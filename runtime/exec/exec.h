@@ -1,9 +1,10 @@
 /* Inner header of the executor: what its files share. */
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
-#include "../dt.h"
+#include "../plan/plan.h"
 #include "../store/names.h"
 #include "../store/pieces.h"
+#include "ctx.h"
 
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
@@ -120,6 +121,7 @@ void dt_exec_unbind(dt_exec *x);
 char *dt_exec_shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root);
 /* first.c: first values */
 dt_status dt_exec_init_values(dt_exec *x, dt_err *e);
+void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, once all ranks have its first values */
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
 int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */

@@ -26,10 +26,10 @@ static dt_stored stored_of(dt_exec *x, const dt_param *p, bool shares) {
     *s = (dt_slicing){p->cut_axis, p->cut_dim, p->segs.n, p->segs.size};
     d.slicing = s, d.nslicing = 1;
   }
-  if (shares && plan->layout.shards > 1 && p->bucket >= 0) {
+  if (shares && p->bucket >= 0 && plan->layout.bucket[p->bucket].shares > 1) {
     const dt_layout_bucket *b = &plan->layout.bucket[p->bucket];
-    d.share = dt_mesh_axes(&plan->g->mesh, DT_AXIS_SAMPLES);
-    d.flat = p->flat - b->begin, d.part = (b->end - b->begin) / plan->layout.shards;
+    d.share = b->shared;
+    d.flat = p->flat - b->begin, d.part = dt_layout_share_len(&plan->layout, p->bucket);
   }
   return d;
 }
@@ -76,7 +76,7 @@ static void list_states(dt_exec *x, int i, bool apart) {
 
 void dt_exec_list(dt_exec *x) {
   dt_graph *g = x->b[0].plan->g;
-  bool apart = x->b[0].plan->spec.apart && dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
+  bool apart = x->b[0].plan->spec.replicas != DT_REPLICAS_EQUAL && dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   int stages = dt_mesh_stages(&g->mesh);
   for (int i = 0; i < g->held.n; i++) {
     const dt_held *h = &g->held.p[i];

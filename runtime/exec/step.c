@@ -174,7 +174,7 @@ static dt_status sum_up(dt_exec *x, dt_err *e) {
   if (!x->tells) x->now.stats[0] = x->now.stats[1] = 0;
   DT_TRY(c->vt->all_reduce(c, x->now.stats, 2, DT_F64, DT_SUM, e));
   if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
-  return x->b[0].plan->spec.independent ? DT_OK : share_buffers(x, e);
+  return x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE ? DT_OK : share_buffers(x, e);
 }
 
 /* f16's loss scale: shrinks after `hysteresis` overflows, grows after a window without one, never below min_scale. */
@@ -227,12 +227,13 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .lr = x->o.lr,
                          .loss_scale = x->state.loss_scale};
   DT_TRY(sum_up(x, e));
-  const dt_mesh *mesh = &main->g->mesh; /* replicas: those that step by themselves */
-  int replicas = main->spec.apart ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1;
-  info->count = main->spec.independent ? stats[1] / replicas : stats[1];
+  const dt_mesh *mesh = &main->g->mesh;
+  bool differ = main->spec.replicas != DT_REPLICAS_EQUAL;
+  int replicas = differ ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1; /* that step by themselves */
+  info->count = main->spec.replicas == DT_REPLICAS_ALONE ? stats[1] / replicas : stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && main->spec.precision != DT_F16) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
-  x->inv_count = stats[1] > 0 ? replicas * x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= x->ctx->comm->size;
   write_hypers(x, x->inv_count);
   int64_t begun = x->tracing ? dt_trace_clock() : 0;

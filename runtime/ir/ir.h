@@ -1,4 +1,4 @@
-/* Floor 4: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
+/* Floor 3: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
  *
  * One node type serves every level. A node makes one to eight values; values carry type and placement, nodes carry where
  * and when they run (phase, stage, chunk) and the script line they come from. Ids are indices and creation order
@@ -179,6 +179,7 @@ typedef struct dt_param {
   dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
+  bool state_copy[8];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;
