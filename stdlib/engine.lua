@@ -200,6 +200,17 @@ function Engine:resume(what, ...)
   return meta.step
 end
 
+-- mpirun ends its ranks soon after a SIGTERM: where a step is longer than that, an orderly stop comes too late. Told after the second
+-- step, whose time is that of the others.
+local function warn_of_launcher(self, m)
+  if self.step_number ~= self.start + 2 or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
+  if not os.getenv "OMPI_COMM_WORLD_SIZE" or core.size() == 1 then return end
+  local patience = tonumber(os.getenv "OMPI_MCA_odls_base_sigkill_timeout") or 1
+  if m.seconds + 0.2 < patience then return end
+  print(("note: a step takes %.2g s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
+    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
+end
+
 -- After a step, whole or in pieces.
 local function stepped(self, m)
   self.info = m
@@ -210,6 +221,7 @@ local function stepped(self, m)
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  warn_of_launcher(self, m)
   if m.skipped then self.skipped = self.skipped + 1 end
   local every = not self.driven and self.job.report_every
   if every and self.step_number % every == 0 and core.rank() == 0 and not self.options.quiet then
