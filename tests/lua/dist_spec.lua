@@ -175,7 +175,7 @@ dt.all_to_all(dt.ones { 3, 2 })]])
     support.write(dir .. "/model.lua", [[local dt = require "dtrain"
 local Turn = dt.nn.module "Turn"
 function Turn:init() self.line = dt.nn.Linear(4, 3) end
-function Turn:forward(x) return self.line(x):all_to_all "data" end
+function Turn:forward(x) return (self.line(x):all_to_all "data") end
 return dt.job { model = Turn(), loss = function(y) return y:mean() end, batch = 6, steps = 1, optimizer = dt.optim.SGD { lr = 0.1 },
   data = dt.data.synthetic { inputs = { 4 }, targets = { 1 }, samples = 12 } }]])
     for _, c in ipairs { { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
