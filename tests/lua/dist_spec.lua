@@ -142,6 +142,39 @@ describe("a run that is asked to stop", function()
   end
 end)
 
+describe("a rank that waits", function()
+  local function stalled(body, words)
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", 'local dt = require "dtrain"\nlocal nn, optim, data = dt.nn, dt.optim, dt.data\n' .. body)
+    return support.run("a.lua", { dir = dir, ranks = 2, seconds = 40, env = "DT_STALL_SECONDS=1 " .. (words or "") })
+  end
+  it("says so again and again", function()
+    local code, text = stalled "if dt.rank() == 0 then require 'dtrain.core'.sleep(4.5) end dt.barrier()"
+    assert.are.equal(0, code, text)
+    assert.matches("has waited 1 s for rank 0", text)
+    assert.matches("has waited 2 s for rank 0", text)
+  end)
+  it("ends the job where DT_STALL_ABORT asks for it", function()
+    local code, text, seconds = stalled("if dt.rank() == 0 then require 'dtrain.core'.sleep(20) end dt.barrier()", "DT_STALL_ABORT=1")
+    assert.are_not.equal(0, code, text)
+    assert.is_true(seconds < 12, text)
+  end)
+  it("does not end it while a checkpoint is written", function()
+    local code, text = stalled([[
+local engine = dt.engine(dt.job { model = nn.Sequential { nn.Linear(2000, 5000), nn.Linear(5000, 5) }, loss = nn.MSE(), batch = 4,
+  optimizer = optim.SGD { lr = 0.01 }, data = data.synthetic { inputs = { 2000 }, targets = { 5 }, samples = 100 }, steps = 2 })
+for _, batch in engine:batches() do engine:step(batch) end
+if dt.rank() == 0 then -- the writer stands still for a while
+  os.execute "pid=$PPID; ( for i in $(seq 2000); do ls ck/*.tmp > /dev/null 2>&1 && break; sleep 0.002; done; kill -STOP $pid; sleep 3.5; kill -CONT $pid ) > /dev/null 2>&1 &"
+end
+engine:save "ck"
+if dt.rank() == 0 then print "saved" end]], "DT_STALL_ABORT=1")
+    assert.are.equal(0, code, text)
+    assert.matches("busy with writing a checkpoint", text)
+    assert.matches("saved\n", text)
+  end)
+end)
+
 describe("ranks", function()
   it("print on rank 0 only", function()
     local text = train(support.folder(), "", 3)
