@@ -3,7 +3,7 @@
  * Arguments are tensors first (numbers and booleans become 0-dim values that never widen a tensor's dtype), then
  * attributes by position or in a table by name. Symbolic: a node in the graph. Concrete: views are made here, the rest
  * runs in l_eager.c. A new op needs nothing here. */
-#include "dtl.h"
+#include "l_graph.h"
 
 static const char methods_key; /* registry: the methods' table */
 

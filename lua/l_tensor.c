@@ -4,7 +4,7 @@
  * Operations never write into an existing tensor; only copy_ and t[i] = v do, and not into mapped files. */
 #include <math.h>
 
-#include "dtl.h"
+#include "l_graph.h"
 
 /* ---- stores ---- */
 static struct { size_t live, since, kept; } mem; /* bytes held, allocated since the last full collection, held after it */
@@ -248,7 +248,7 @@ static int random_tensor(lua_State *L, const char *fn, bool normal) {
   if (!dt_is_float(dtype)) dtl_fail(L, "%s: dtype %s is no float; draw floats and cast them", fn, dt_dtype_name(dtype));
   dt_type t = dtl_shape(L, fn, 1, 1, dtype);
   uint64_t key, stream = 0;
-  if (lua_isnoneornil(L, 2)) key = dtl_ctx(L)->seed, stream = ++calls;
+  if (lua_isnoneornil(L, 2)) key = dt_ctx_seed(dtl_ctx(L)), stream = ++calls;
   else key = (uint64_t)dtl_int(L, fn, 2, 2);
   dtl_tensor *b = dtl_tensor_new(L, &t);
   int64_t n = dt_numel(&t);

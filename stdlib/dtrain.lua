@@ -14,6 +14,7 @@ dt.nn = require "dtrain.nn"
 dt.optim = require "dtrain.optim"
 dt.data = require "dtrain.data"
 dt.metrics = require "dtrain.metrics"
+require "dtrain.collective"
 dt.hooks = require "dtrain.strategy.hooks"
 
 dt.job = job.job

@@ -47,13 +47,19 @@ function M.plans(job, where, known)
   local function how(rows, layout)
     return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, known = known }
   end
-  local p = { train = {}, eval = {}, steps_per_epoch = loader:steps_per_epoch() }
+  local p = { train = {}, eval = {}, between = {}, steps_per_epoch = loader:steps_per_epoch() }
   for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do
     local plan, own = trace.train(job, how(rows, p.main))
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
-  if job.parallel.p.sync and where.replicas > 1 then p.meet = trace.meet(job, how(job:rows(where.replicas), p.main)) end
+  for _, s in ipairs(job.parallel:with "between") do
+    local every = s.between.every(job.parallel.p)
+    if every and where.copies > 1 then
+      p.between[#p.between + 1] = { every = every, start = s.between.start,
+        plan = trace.between(job, s, how(job:rows(where.replicas), p.main)) }
+    end
+  end
   if job.eval.data then
     for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.replicas))) do
       local plan, places = trace.eval(job, how(rows, p.main))
@@ -73,11 +79,13 @@ local function sizes_text(job, where)
   return table.concat(out, ";")
 end
 
---- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their stages; parts of
---- tensors are equally large. sizes: a table that keeps what was found, data rank -> text.
+--- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places among the
+--- stages; parts of tensors are equally large. sizes: a table that keeps what was found, data rank -> text.
 function M.plan_key(job, where, sizes)
   sizes[where.data] = sizes[where.data] or sizes_text(job, where)
-  return sizes[where.data] .. ";" .. strategies.among(where.mesh, where.rank, "stages")
+  local out = { sizes[where.data] }
+  out[2] = strategies.among(where.mesh, where.rank, "stages")
+  return table.concat(out, ";")
 end
 
 --- An executor with all of them, not yet ready (its memory() is known, nothing is allocated), and rows -> number of the
@@ -87,7 +95,8 @@ function M.executor(plans, options)
   for i = 2, #plans.train do exec:add(plans.train[i]) end
   local numbers = {}
   for _, e in ipairs(plans.eval) do numbers[e[1]] = exec:add(e[2]) end
-  return exec, numbers, plans.meet and exec:add(plans.meet)
+  for _, b in ipairs(plans.between) do b.number = exec:add(b.plan) end
+  return exec, numbers
 end
 
 local function numel(shape)
@@ -129,15 +138,19 @@ function M.new(job)
   if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
   local run = util.copy(job.scaling)
   run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
-  run.lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
-  self.exec, self.eval_numbers, self.meet_number = M.executor(plans, run)
+  for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rate(step, self.steps, job.optimizer.lr) end
+  self.exec, self.eval_numbers = M.executor(plans, run)
+  self.between = plans.between
   if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
   self.exec:ready()
-  for _, name in ipairs(self.exec:names()) do -- the first common point
-    local of = name:match "^state:outer%.(.*):anchor$"
-    if of then self.exec:set(name, self.exec:get(of)) end
+  for _, b in ipairs(self.between) do if b.start then b.start(self.exec) end end
+  local notes = util.copy(job.notes or {})
+  if scope.redrawn then
+    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name in "
+      .. "the whole model; read it once the engine is made"):format(scope.redrawn)
+    scope.redrawn = nil
   end
-  for _, note in ipairs(not options.quiet and core.rank() == 0 and job.notes or {}) do print("note: " .. note) end
+  for _, note in ipairs(not options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
 
   shared.join(self)
   self.start = self:resume(options.resume)
@@ -169,7 +182,9 @@ end
 local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
-  if self.meet_number and self.step_number % self.job.parallel.p.sync.every == 0 then self.exec:call(self.meet_number, {}) end
+  for _, b in ipairs(self.between) do
+    if self.step_number % b.every == 0 then self.exec:call(b.number, {}) end
+  end
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
@@ -199,6 +214,11 @@ function Engine:batches()
   end
 end
 
+--- Asks the schedule for the learning rate of the step at hand.
+function Engine:schedule()
+  self.exec:rate(self.job.schedule:rate(self.exec:updates(), self.steps, self.job.optimizer.lr))
+end
+
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
 --- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
 function Engine:step(batch)
@@ -213,6 +233,7 @@ function Engine:step(batch)
       self.step_number + 1)
   end
   shared.take(self, "engine:step")
+  self:schedule()
   return stepped(self, self.exec:step(self.loader, self.info))
 end
 

@@ -147,13 +147,13 @@ end
 --- A field { name, dtype, shape } of the training set, or nil.
 function Job:field(name) return field(self.data.train, name) end
 
---- Where a rank among `ranks` stands: { ranks, rank, mesh, data = which part of the samples it has, from 0, replicas = how
---- many parts there are }.
+--- Where a rank among `ranks` stands: { ranks, rank, mesh, data = which part of the samples is its, replicas = parts of the samples,
+--- copies = ranks that have the same part of the model }.
 function Job:where_is(rank, ranks)
   local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
-  local data_at, replicas = strategies.among(mesh, rank, "samples")
-  if self.parallel.p.independent then data_at, replicas = 0, 1 end -- every batch goes to all
-  return { ranks = ranks, rank = rank, mesh = mesh, data = data_at, replicas = replicas }
+  local at, copies = strategies.among(mesh, rank, "samples")
+  local alone = self.parallel:replicas() == "alone" -- every batch goes to all
+  return { ranks = ranks, rank = rank, mesh = mesh, data = alone and 0 or at, replicas = alone and 1 or copies, copies = copies }
 end
 
 --- Rows of a full microbatch on so many replicas: batch.micro, at most a replica's part of the global batch.

@@ -84,6 +84,13 @@ function util.map(list, f)
   return out
 end
 
+--- The entries for which keep(entry) holds.
+function util.filter(list, keep)
+  local out = {}
+  for _, v in ipairs(list) do if keep(v) then out[#out + 1] = v end end
+  return out
+end
+
 function util.contains(list, x)
   for _, v in ipairs(list) do if v == x then return true end end
   return false

@@ -1,7 +1,10 @@
 /* Inner header of the executor: what its files share. */
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
-#include "../dt.h"
+#include "../plan/plan.h"
+#include "../store/names.h"
+#include "../store/pieces.h"
+#include "ctx.h"
 
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
@@ -36,17 +39,14 @@ typedef struct bound_plan {
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
-/* A persistent tensor. A part of one: this rank keeps `len` elements from `begin` on, `v` as a vector. */
+/* A persistent tensor. */
 typedef struct dt_kept {
-  dt_type t, local; /* of the whole, and of this rank's part where tensor parallelism cuts it (`cut`) */
-  bool cut;
-  bool away;  /* in a pipeline: only ranks of other stages have it, the first of them at coordinate `owner` */
+  dt_stored at; /* which elements of which whole tensor lie where */
+  dt_view v;    /* what this rank keeps of it: its local tensor, or its share as a vector */
+  bool
+      away; /* in a pipeline: only ranks of other stages have it; of `at` only the whole type and the owner are known */
   bool grads; /* a parameter that gets a gradient */
-  int owner;
-  dt_view v;
-  bool part;
-  int64_t begin, len;
-  int param; /* in the first plan's graph, where it is a part; -1: a hook's state, of which each rank has a row */
+  int param;  /* of a parameter and its states: in the first plan's graph; otherwise -1 */
 } dt_kept;
 /* One end of an edge: a ring of buffers and what is under way in them. */
 typedef struct lane {
@@ -83,7 +83,7 @@ typedef struct dt_trace dt_trace;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
-  double *lr, *group_lr;
+  double *group_lr;
   int nplan;
   bound_plan *b; /* [nplan] */
   bool ready;
@@ -96,10 +96,9 @@ struct dt_exec {
   dt_event last;             /* of the last one */
   dt_tick tick;
   dt_exec_state state;
-  const char **names;
-  dt_kept *kept;
-  int nnames;
-  struct { /* the step under way */
+  dt_names names;
+  dt_kept *kept; /* [names] */
+  struct {       /* the step under way */
     dt_batch batch;
     double begun, stats[2];
     int64_t start, micro_start; /* for the trace */
@@ -122,6 +121,7 @@ void dt_exec_unbind(dt_exec *x);
 char *dt_exec_shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root);
 /* first.c: first values */
 dt_status dt_exec_init_values(dt_exec *x, dt_err *e);
+void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, once all ranks have its first values */
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
 int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */

@@ -6,11 +6,6 @@
 
 #include <math.h>
 
-static double lr_now(const dt_exec *x) {
-  int64_t t = x->state.updates;
-  return x->o.nlr ? x->lr[t < x->o.nlr ? t : x->o.nlr - 1] : 0;
-}
-
 static void write_hypers(dt_exec *x, double inv_count) {
   for (int k = 0; k < x->nplan; k++) {
     const dt_graph *g = x->b[k].plan->g;
@@ -19,7 +14,7 @@ static void write_hypers(dt_exec *x, double inv_count) {
       const dt_value *v = &g->val.p[h->val];
       double *p = &x->b[k].hyper[i], f = h->group < x->o.groups ? x->group_lr[h->group] : 1;
       switch (h->kind) {
-        case DT_HY_LR: *p = lr_now(x) * f; break;
+        case DT_HY_LR: *p = x->o.lr * f; break;
         case DT_HY_T: *p = (double)(x->state.updates + 1); break;
         case DT_HY_INV_COUNT: *p = inv_count; break;
         case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
@@ -179,7 +174,7 @@ static dt_status sum_up(dt_exec *x, dt_err *e) {
   if (!x->tells) x->now.stats[0] = x->now.stats[1] = 0;
   DT_TRY(c->vt->all_reduce(c, x->now.stats, 2, DT_F64, DT_SUM, e));
   if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
-  return x->b[0].plan->spec.independent ? DT_OK : share_buffers(x, e);
+  return x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE ? DT_OK : share_buffers(x, e);
 }
 
 /* f16's loss scale: shrinks after `hysteresis` overflows, grows after a window without one, never below min_scale. */
@@ -229,15 +224,16 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .norm = -1,
                          .epoch = batch->epoch,
                          .samples = batch->count,
-                         .lr = lr_now(x),
+                         .lr = x->o.lr,
                          .loss_scale = x->state.loss_scale};
   DT_TRY(sum_up(x, e));
-  const dt_mesh *mesh = &main->g->mesh; /* replicas: those that step by themselves */
-  int replicas = main->spec.apart ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1;
-  info->count = main->spec.independent ? stats[1] / replicas : stats[1];
+  const dt_mesh *mesh = &main->g->mesh;
+  bool differ = main->spec.replicas != DT_REPLICAS_EQUAL;
+  int replicas = differ ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1; /* that step by themselves */
+  info->count = main->spec.replicas == DT_REPLICAS_ALONE ? stats[1] / replicas : stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
   if (!isfinite(info->loss) && main->spec.precision != DT_F16) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
-  x->inv_count = stats[1] > 0 ? replicas * x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= x->ctx->comm->size;
   write_hypers(x, x->inv_count);
   int64_t begun = x->tracing ? dt_trace_clock() : 0;

@@ -9,7 +9,7 @@ dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err 
   const struct dt_dev_vt *vt = x->ctx->dev->vt;
   char a[96], b[96];
   if (!dt_type_eq(&want, &have))
-    return dt_fail(e, DT_EUSER, NULL, "'%s' is %s in one engine and %s in the other", x->names[number],
+    return dt_fail(e, DT_EUSER, NULL, "'%s' is %s in one engine and %s in the other", x->names.list.p[number],
                    dt_type_str(&want, a, sizeof a), dt_type_str(&have, b, sizeof b));
   if (!dt_exec_parted(x, number) && !dt_exec_parted(from, other)) {
     DT_TRY(dt_dev_wait(x->compute, vt->record(from->compute), e));
@@ -18,7 +18,7 @@ dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err 
   }
   void *whole = dt_xalloc((size_t)dt_nbytes(&want) + 1);
   dt_status st = dt_exec_read(from, other, whole, e);
-  if (!st) dt_exec_write(x, number, whole);
+  if (!st) st = dt_exec_write(x, number, whole, e);
   free(whole);
   return st;
 }

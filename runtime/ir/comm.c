@@ -48,10 +48,9 @@ static dt_val communicate(dt_graph *g, dt_nid n, int op, dt_val v, const char *r
   dt_op_defaults(op, a);
   const dt_attr_spec *from = dt_op_attr(g->node.p[n].op, "n"), *to = dt_op_attr(op, "n");
   dt_group_set(g, a, dt_node_group(&g->node.p[n]));
-  if (to && from) {
-    a[to->slot] = g->node.p[n].attr[from->slot];
-    a[dt_op_attr(op, "own")->slot] = g->node.p[n].attr[dt_op_attr(g->node.p[n].op, "own")->slot];
-  }
+  if (to && from) a[to->slot] = g->node.p[n].attr[from->slot];
+  from = dt_op_attr(g->node.p[n].op, "own"), to = dt_op_attr(op, "own");
+  if (to && from) a[to->slot] = g->node.p[n].attr[from->slot];
   dt_val r = dt_bn(g, op, &v, 1, a);
   dt_node_of(g, r)->reason = reason;
   return r;
@@ -60,13 +59,29 @@ static dt_val communicate(dt_graph *g, dt_nid n, int op, dt_val v, const char *r
 void grad_all_reduce(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   const dt_node *x = &g->node.p[n];
   gin[0] = GY;
+  if (x->attr[4].i) { /* partial */
+    gin[0] = communicate(g, n, DT_OP_all_reduce, GY, "gradient of a sum over ranks that go on by themselves");
+    x = &g->node.p[n];
+  }
   if (x->attr[3].i == 3) /* a mean */
-    gin[0] = dt_b2(g, DT_OP_mul, GY,
+    gin[0] = dt_b2(g, DT_OP_mul, gin[0],
                    dt_scalar(g, 1.0 / dt_group_size(&g->mesh, dt_node_group(x)), dt_type_of(g, GY)->dtype));
 }
 
 void grad_reduce_scatter(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[0] = communicate(g, n, DT_OP_all_gather, GY, "gradient of a reduce-scatter: parts become whole");
+}
+
+void grad_all_to_all(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = communicate(g, n, DT_OP_all_to_all, GY, "gradient of an all-to-all: blocks go back");
+}
+
+void grad_shift(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_attr a[DT_MAX_ATTR];
+  memcpy(a, g->node.p[n].attr, sizeof a);
+  a[3].i = -a[3].i;
+  gin[0] = dt_bn(g, DT_OP_shift, &GY, 1, a);
+  dt_node_of(g, gin[0])->reason = "gradient of a shift: back to where it came from";
 }
 
 void grad_all_gather(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {

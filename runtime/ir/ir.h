@@ -1,4 +1,4 @@
-/* Floor 4: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
+/* Floor 3: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
  *
  * One node type serves every level. A node makes one to eight values; values carry type and placement, nodes carry where
  * and when they run (phase, stage, chunk) and the script line they come from. Ids are indices and creation order
@@ -40,13 +40,6 @@ typedef struct dt_group {
   int axes, part;
   uint64_t stages;
 } dt_group;
-/* The runs of dim cut_dim that the rank at this coordinate of n has: element `local` of the local dim is `global` of the whole one. At most 8; pre and
- * post are the elements before and behind the dim. */
-struct dt_param;
-struct dt_cut {
-  int64_t local, global, len;
-};
-int dt_param_cuts(const struct dt_param *p, int n, int coord, struct dt_cut *cut, int64_t *pre, int64_t *post);
 /* How many ranks are together, and rank's colour among the groups (-1: in none) and key for a split. */
 int dt_group_size(const dt_mesh *m, dt_group g);
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key);
@@ -186,6 +179,7 @@ typedef struct dt_param {
   dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
+  bool state_copy[8];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;

@@ -89,18 +89,3 @@ void dt_group_enlist(dt_graph *g, dt_group group) {
       return;
   dt_vec_push(&g->group, group);
 }
-
-int dt_param_cuts(const dt_param *p, int n, int coord, struct dt_cut *cut, int64_t *pre, int64_t *post) {
-  int64_t local = 0, global = 0;
-  *pre = *post = 1;
-  for (int i = 0; i < p->cut_dim; i++) *pre *= p->whole.dim[i];
-  for (int i = p->cut_dim + 1; i < p->whole.nd; i++) *post *= p->whole.dim[i];
-  for (int k = 0; k < p->segs.n; k++) {
-    int64_t size = p->segs.size[k], part = (size + n - 1) / n, begin = part * coord, end = begin + part;
-    if (begin > size) begin = size;
-    if (end > size) end = size;
-    cut[k] = (struct dt_cut){local, global + begin, end - begin};
-    local += part, global += size;
-  }
-  return p->segs.n;
-}

@@ -166,14 +166,14 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   char t[96];
   if (x->flags & DT_NODE_OWN) return; /* works on the rank's own share */
   if (x->kind == DT_I_WAIT) {
-    if (p->layout.shards == 1) dt_str_add(out, "wait %d\n", x->ticket);
+    if (!p->layout.shared) dt_str_add(out, "wait %d\n", x->ticket);
     return;
   }
   dt_str_add(out, "%s", dt_op(x->op)->name);
   for (int k = 0; k < x->nin + x->nout; k++) {
     dt_str_add(out, "%s%s@%d", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t), x->addr[k].region);
     /* a share lies elsewhere on each rank, and what fits beside it in a pool may, too */
-    if (p->layout.shards == 1) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
+    if (!p->layout.shared) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
   }
   if (x->kind == DT_I_COMM) {
     dt_str_add(out, " over");
@@ -317,7 +317,7 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   *out = NULL;
   p->g = g;
   p->spec = *s;
-  p->spec.layout = NULL;
+  p->spec.layout = NULL, p->spec.verbs = (dt_verbs){0};
   p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
   p->slot = dt_xalloc(sizeof(int64_t) * (size_t)(s->chunks + 1));
   p->rows = rows;

@@ -202,7 +202,9 @@ return function(words)
     end
     return 1
   end
-  print(("equal: losses to %.1e, gradients of %d parameters to %.1e (in later steps %.1e), their values to %.1e of the "
-    .. "largest element (allowed %s)"):format(worst.loss, #compare.names(job), worst.gradient, worst.later, worst.value, limits(job.precision)))
+  local parts = { ("losses to %.1e"):format(worst.loss),
+    ("gradients of %d parameters to %.1e (in later steps %.1e)"):format(#compare.names(job), worst.gradient, worst.later),
+    ("their values to %.1e of the largest element (allowed %s)"):format(worst.value, limits(job.precision)) }
+  print("equal: " .. table.concat(parts, ", "))
   return 0
 end

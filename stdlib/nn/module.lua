@@ -21,7 +21,24 @@ function M.is(x)
   return type(meta) == "table" and meta.dtrain_module == true
 end
 
+local making -- the module whose init runs
+local restore = { __close = function(before) making = before[1] end }
+
+-- Modules and parameters know what they were put into, or else what was being made when they were made: the way to the outermost
+-- module, which names them.
+local function put_into(self, value, seen)
+  if M.is(value) then
+    rawset(value, "_up", self)
+  elseif parameter.is(value) then
+    value.up = self
+  elseif type(value) == "table" and getmetatable(value) == nil and not seen[value] then
+    seen[value] = true
+    for _, inner in util.sorted(value) do put_into(self, inner, seen) end
+  end
+end
+
 local function new_index(self, key, value)
+  put_into(self, value, {})
   local keys, params = rawget(self, "_keys"), rawget(self, "_params")
   if not keys.seen[key] then
     keys.seen[key] = true
@@ -56,8 +73,12 @@ function M.module(name, parent)
     __name = "module class",
     __index = parent or Module,
     __call = function(class, ...)
-      local self = setmetatable({ _keys = { seen = {} }, _params = {}, where = util.frame() }, class.meta)
-      if class.init then class.init(self, ...) end
+      local self = setmetatable({ _keys = { seen = {} }, _params = {}, _up = making, where = util.frame() }, class.meta)
+      if class.init then
+        local _ <close> = setmetatable({ making }, restore)
+        making = self
+        class.init(self, ...)
+      end
       return self
     end,
     __tostring = function() return "module class " .. name end,
@@ -160,6 +181,17 @@ function Module:blocks()
   return names, lists
 end
 
+--- The path of a parameter from the outermost module that this one belongs to, or nil.
+function M.name_of(self, p)
+  local found
+  local up = rawget(self, "_up")
+  if up then found = M.name_of(up, p) end
+  if not found then
+    Module.each_parameter(self, function(name, q) if q == p then found = name end end)
+  end
+  return found
+end
+
 --- for name, tensor in model:named_parameters() do ... end: concrete values in order, buffers too.
 function Module:named_parameters()
   local list, i = {}, 0
@@ -224,5 +256,7 @@ function M.assign(self, key, value)
   if not p or p.type ~= "buffer" then util.fail("nn.assign: the module has no buffer '%s'", tostring(key)) end
   if scope.current then scope.current.graph:assign(p:value(), value) else p:set(value, key) end
 end
+
+parameter.path = M.name_of
 
 return M

@@ -10,6 +10,7 @@ local scope = {
   current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label, concrete = on concrete values }
   training = false,  -- on concrete tensors: what model:train() and model:eval() set
   seed = nil,        -- of concrete initial values (dt.manual_seed); nil: --seed, else 0
+  redrawn = nil,     -- a parameter of which a value was read that is not the one a job then began with
   made = 0,          -- parameters made so far: each gets its own stream
 }
 

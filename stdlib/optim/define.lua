@@ -145,9 +145,9 @@ function Optimizer:hyper(graph, group, dims)
   end })
 end
 
---- Traces the update of one entry of graph:update(): { name, param, grad, group }. Adds states and assignments.
-function Optimizer:trace(graph, entry)
-  if not entry.grad then return end -- no gradient: no update, as in PyTorch
+--- The new value of the parameter of an entry of graph:update(), { name, param, group }, from its gradient. Adds states and their
+--- assignments.
+function Optimizer:value(graph, entry, grad)
   local def = self.def
   local h = self:hyper(graph, entry.group, #entry.param:shape())
   local list = def.state
@@ -176,14 +176,14 @@ function Optimizer:trace(graph, entry)
       new[key] = value
     end,
   })
-  local value = def.update(entry.param, entry.grad, s, h)
+  local value = def.update(entry.param, grad, s, h)
   if not core.is_symbolic(value) then
     util.fail_at(self.where, "optimizer %s: update must return the new parameter, got %s", def.name, util.show(value))
   end
   for _, name in ipairs(list) do
     if new[name] then graph:assign(symbols[name], new[name]) end
   end
-  graph:assign(entry.param, value)
+  return value
 end
 
 return define

@@ -1,4 +1,4 @@
--- Schedules of the learning rate: functions of (step, total, base), step from 0, computed to a list before the run.
+-- Schedules of the learning rate: functions of (step, total, base), step from 0, asked before each step.
 -- Their values are PyTorch's (torch.optim.lr_scheduler) and transformers' for the same arguments, also beyond
 -- `total`. A schedule of one's own is a Lua function(step, total) that returns a factor on the optimizer's lr, as
 -- LambdaLR's.
@@ -32,9 +32,7 @@ function Schedule:at(step, total, base) return self.value(step, total, base) end
 function S.constant(options)
   local o = util.options("optim.constant", options,
     { { "factor", "nonnegative", 1 }, { "total_iters", "nonnegative", 0 } })
-  local s = make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
-  s.changes = o.total_iters -- steps after which the rate stays
-  return s
+  return make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
 end
 
 --- optim.step{ step_size =, gamma = 0.1 }: times gamma after every step_size steps.
@@ -192,17 +190,27 @@ function S.of(x)
   end)
 end
 
---- The learning rates of steps 0 .. n - 1 as a list, which ends early where the rate no longer changes; every one must be
---- finite.
+--- Learning rate at a step, which must be finite.
+function Schedule:rate(step, total, base)
+  local lr = self.value(step, total, base)
+  if lr - lr ~= 0 then
+    util.fail_at(self.where, "schedule %s gives a learning rate of %s at step %d", self.name, tostring(lr), step)
+  end
+  return lr
+end
+
+--- The steps at which a schedule of n steps is tried before it runs: the first ones, some between, the last.
+function S.tried(n)
+  local out, few = {}, math.min(n, 64)
+  for step = 0, few - 1 do out[#out + 1] = step end
+  for i = 1, n > few and 64 or 0 do out[#out + 1] = few + (n - 1 - few) * i // 64 end
+  return out
+end
+
+--- The learning rates of steps 0 .. n - 1 as a list.
 function S.table(schedule, n, base, total)
   local s, out = S.of(schedule), {}
-  for step = 0, math.min(n - 1, s.changes or n) do
-    local lr = s:at(step, total or n, base)
-    if lr ~= lr or lr == math.huge or lr == -math.huge then
-      util.fail_at(s.where, "schedule %s gives a learning rate of %s at step %d", s.name, tostring(lr), step)
-    end
-    out[step + 1] = lr
-  end
+  for step = 0, n - 1 do out[step + 1] = s:rate(step, total or n, base) end
   return out
 end
 

@@ -234,6 +234,7 @@ static const char *const rules[][2] = {
     {"all_to_all f32[4,6] axes=1 n=2", "f32[4,6]"},
     {"all_to_all f32[6,4] axes=1 n=4", "!all_to_all: dim 0 of [6,4] does not divide by 4 ranks; 4 or 8 would"},
     {"broadcast f32[4,6] axes=1", "f32[4,6]"},
+    {"shift f32[4,6] axes=1 by=1", "f32[4,6]"},
     /* arity */
     {"add f32[2]", "!add: takes 2 tensors, got 1"},
     {"layer_norm f32[2] f32[2] f32[2] f32[2]", "!layer_norm: takes 1 to 3 tensors, got 4"},

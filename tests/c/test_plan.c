@@ -1,6 +1,8 @@
 /* The passes, the plan and the executor on graphs built in C: a small MLP trained by plain SGD against a scalar reference written out
  * here, for every accumulation, ragged batch and precision; the memory plan against its invariant; fusion and merging by what they leave. */
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
 #include "t.h"
 
 enum { IN = 6, HID = 5, OUT = 3, SAMPLES = 23 };
@@ -96,13 +98,20 @@ static dt_status train_plan(dt_graph *g, dt_spec s, int64_t rows, const dt_layou
   return dt_plan_build(g, &s, rows, out, e);
 }
 
+/* ZeRO's stages (ctx: 0 to 3) over the axis of samples: what a strategy's verb keep answers. */
+static dt_status keep_shares(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
+  (void)param, (void)e;
+  int zero = *(int *)ctx;
+  if (zero)
+    *out = (dt_keeping){
+        .states = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), .parameters = true, .use = zero == 3, .each = zero > 1};
+  return DT_OK;
+}
 static dt_spec spec_for(int precision) {
   return (dt_spec){.threads = ctx->threads,
                    .train = true,
                    .precision = precision,
-                   .comm_dtype = precision,
-                   .bucket_bytes = 25 << 20,
-                   .first_bucket_bytes = 1 << 20,
+                   .verbs = {.wire = precision, .bucket_bytes = 25 << 20, .first_bucket_bytes = 1 << 20},
                    .workspace = dt_ctx_workspace};
 }
 
@@ -173,7 +182,7 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
     return;
   }
   double lr = 0.1;
-  dt_exec_opts o = {.lr = &lr, .nlr = 1, .nominal_count = (double)global};
+  dt_exec_opts o = {.lr = lr, .nominal_count = (double)global};
   T_CHECK(!dt_exec_new(ctx, main, &o, &x, &e));
   for (int i = 1; i < ns; i++) {
     dt_plan *p = NULL;
@@ -306,7 +315,7 @@ T_TEST ("on a data axis every bucket is reduced once, after the last microbatch"
   dt_mesh mesh = {.naxes = 1, .name = {"data"}, .size = {4}, .role = {DT_AXIS_SAMPLES}};
   dt_plan *p = NULL;
   dt_spec s = spec_for(DT_F32);
-  s.first_bucket_bytes = 64, s.bucket_bytes = 64;
+  s.verbs.first_bucket_bytes = 64, s.verbs.bucket_bytes = 64;
   T_CHECK(!train_plan(mlp(16, false, &mesh), s, 16, NULL, &p, &e));
   T_CHECK(count_op(p, 1, DT_OP_all_reduce) == p->layout.nbucket && p->layout.nbucket > 1);
   for (int i = 0; i < p->seg[1].ins.n; i++)
@@ -322,7 +331,7 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
     g->param.p[1].partial = 1 << 1;                   /* up.bias: a partial sum over it */
     g->param.p[3].counted = false;                    /* down.bias: counted on another stage */
     dt_spec s = spec_for(DT_F32);
-    s.zero = zero;
+    s.verbs.keep = keep_shares, s.verbs.ctx = &zero;
     dt_plan *p = NULL;
     T_CHECK(!train_plan(g, s, 16, NULL, &p, &e));
     int data = zero ? 1 : 0, sharded = 0, plain = 0, partial = 0, squares = 0;
@@ -334,8 +343,7 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
         if (k == 2) {
           sharded += x->group.axes == (data | 2), plain += x->group.axes == data;
         } else {
-          partial += x->group.axes ==
-                     (zero ? 2 : 3); /* its own bucket: over "data" and "tensor", or the rest after scattering */
+          partial += x->group.axes == (zero ? 2 : 3); /* its own bucket: over both axes, or the rest after scattering */
         }
       }
     T_CHECK(sharded == 1 && plain == (zero ? 1 : 0) && partial == 1 && squares == 3);

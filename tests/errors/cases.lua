@@ -230,6 +230,10 @@ case("a module that is not there", { before = "require 'no.such.module'", line =
 case("an empty error", { before = "error()", says = "error value that is nil" })
 
 -- ---- started or written wrongly ----
+case("a split of counts and fractions", { line = "data", says = "split has counts %(90%) beside a fraction %(valid = 0.1%); give",
+  data = "data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100, split = { train = 90, valid = 0.1 } }" })
+case("a schedule that gives no number late", { more = "schedule = function(step) return step < 90 and 1 or nil end,", steps = "100", line = "job",
+  says = "must return a number %(a factor on lr%), got nil at step 9%d" })
 case("a job that is not returned", { script = 'local dt = require "dtrain"\nlocal job = dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4,'
   .. ' optimizer = dt.optim.SGD { lr = 1 }, data = dt.data.synthetic { inputs = { 2 }, targets = { 2 } }, steps = 1 }\n', line = 2,
   says = "this job was never trained; return it", ranks = 2 })
@@ -346,13 +350,12 @@ hook("returns nothing", "", "hook must return the reduced bucket, got nil")
 hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has .-data", "job")
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
-parallel("a hook and a pipeline", "pipeline = 2, gradient = { hook = dt.hooks.bf16 }", "gradient%.hook and pipeline = 2: .- set pipeline = 1, or leave the hook out", { plan = 2 })
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
 parallel("a hook and independent replicas", "independent = true, gradient = { hook = dt.hooks.bf16 }", "independent and gradient%.hook: .- leave one out")
 parallel("blocks that do not divide the ranks", "gradient = { hook = dt.hooks.hierarchical { inner = 3 } }", "blocks of 3 do not divide 4 ranks; inner = 1 or 4 would", { plan = 4 })
 parallel("independent replicas and ZeRO", "independent = true, zero = 1", "independent and zero = 1: .- set zero = 0")
 parallel("replicas that meet and ZeRO", "sync = { every = 2 }, zero = 2", "sync and zero = 2: .- set zero = 0")
-parallel("replicas that meet and tensor", "sync = { every = 2 }, tensor = 2", "sync works on the axis data alone; set tensor = 1 and pipeline = 1")
+parallel("replicas that meet by an outer optimizer, and tensor", "sync = { every = 2, outer = optim.SGD { lr = 1 } }, tensor = 2", "sync%.outer works on whole models; set tensor = 1 and pipeline = 1")
 parallel("replicas that both meet and do not", "sync = { every = 2 }, independent = true", "both sync and independent; .- leave one out")
 parallel("replicas that meet at no time", "sync = {}", "sync needs 'every'")
 parallel("an outer optimizer that is none", "sync = { every = 2, outer = 3 }", "outer wants an optimizer such as")
@@ -361,6 +364,6 @@ parallel("a strategy that is none", "strategies = { 3 }", "strategies%[1%] wants
 parallel("a strategy with an unknown key", "strategies = { { plac = function() end } }", "no option 'plac'; did you mean 'place'")
 parallel("a strategy with a known option", "strategies = { { name = 'mine', options = { { 'zero', 'integer', 0 } } } }", "the option zero of strategy mine is zero's already; give it another name")
 parallel("a strategy with a known axis", "strategies = { { name = 'mine', axes = function() return { { name = 'tensor', size = 2 } } end } }", "two strategies add the axis \"tensor\"; give the one of mine", { plan = 2 })
-parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy of yours: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
+parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy strategies%[1%]: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
 
 return M

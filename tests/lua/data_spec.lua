@@ -86,3 +86,29 @@ describe("data", function()
     assert.matches("give as many", message(data.normalise, { mean = { 1, 2, 3 }, std = { 1, 2 } }))
   end)
 end)
+
+describe("a split", function()
+  local function parts(split, n)
+    local set = data.tensors { inputs = dt.arange(n):to "f32":reshape { n, 1 }, split = split }
+    return set:part "train" and set:part("train"):count(), set:part "valid" and set:part("valid"):count()
+  end
+  it("takes counts where one is more than 1, or ones are more than the whole", function()
+    for _, c in ipairs { { { train = 39, valid = 1 }, 40, 39, 1 }, { { train = 1, valid = 39 }, 40, 1, 39 }, { { train = 1, valid = 1 }, 2, 1, 1 },
+      { { train = 30, valid = 9 }, 100, 30, 9 }, { { train = 1 }, 40, 40 }, { { train = 0.975, valid = 0.025 }, 40, 39, 1 },
+      { { train = 0.5, valid = 0.25 }, 40, 20, 10 } } do
+      local train, valid = parts(c[1], c[2])
+      assert.are.equal(c[3], train)
+      assert.are.equal(c[4], valid)
+    end
+  end)
+  it("of a text by counts has exactly so many samples", function()
+    local path = os.tmpname()
+    local f <close> = assert(io.open(path, "w"))
+    f:write(("abcdefgh"):rep(40), "x")
+    f:flush()
+    local set = data.text { file = path, context = 8, split = { train = 39, valid = 1 } }
+    assert.are.equal(39, set:part("train"):count())
+    assert.are.equal(1, set:part("valid"):count())
+    os.remove(path)
+  end)
+end)

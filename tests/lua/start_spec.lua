@@ -44,13 +44,31 @@ describe("options", function()
       end
     end)
   end
+  it("let a reader see what the run begins with", function()
+    local _, text = run(head .. [[
+local model = nn.Sequential { nn.Linear(10, 8), nn.Residual(nn.Linear(8, 8)) }
+local all = model:state()
+local copy = {}
+for name, w in dt.sorted(all) do copy[name] = dt.tensor(w:totable()) end
+local engine = dt.engine(dt.job { model = model, loss = nn.MSE(), batch = 32, steps = 1, optimizer = optim.SGD { lr = 0.1 },
+  data = data.synthetic { inputs = { 10 }, targets = { 8 } } })
+for name, w in dt.sorted(engine:state()) do assert(dt.allclose(w, copy[name], { rtol = 0, atol = 0 }), name) end
+print "equal"]], "--seed 7")
+    assert.are.equal("equal\n", text)
+  end)
+  it("say so where a reader saw another value than the run's", function()
+    local code, text = run(loop("local _ = model[1].weight dt.manual_seed(3) _ = model[3].weight"))
+    assert.are.equal(0, code, text)
+    assert.matches("note: 2.weight was read before the job and begins with another value", text)
+    assert.is_nil(text:find "0.weight was read")
+  end)
   it("keep a value that was written", function()
-    local _, want = run(loop "model:load(model:state())", "--threads 1")
-    local _, other = run(loop "local s = model:state() s['0.bias']:copy_(3)", "--threads 1")
+    local written = "for name, w in dt.sorted(model:state()) do w:copy_(%s) end"
     local _, plain = run(loop(), "--threads 1")
-    assert.are_not.equal(plain, want) -- what is given counts, also when it was drawn before
-    assert.are_not.equal(want, other)
+    local _, other = run(loop(written:format "dt.zeros(w:shape())"), "--threads 1")
+    local _, loaded = run(loop "local s = {} for name, w in dt.sorted(model:state()) do s[name] = w * 0 end model:load(s)", "--threads 1")
     assert.are_not.equal(plain, other)
+    assert.are.equal(other, loaded)
   end)
   it("change threads after tensors were computed", function()
     for n = 1, 2 do
@@ -63,6 +81,34 @@ print(require "dtrain.core".threads(), before == (x:matmul(x)):sum():item())]], 
       assert.are.equal(0, code, text)
       assert.are.equal(n .. "\ttrue\n", text)
     end
+  end)
+end)
+
+describe("a schedule", function()
+  it("of a hundred million steps takes no memory", function()
+    local code, text = run(loop(nil, "schedule = optim.cosine {}, steps = 100000000",
+      "if step == 3 then print(('%.12g'):format(m.lr)) break end"), "", { env = "sh -c 'ulimit -v 3000000; exec \"$@\"' sh" })
+    assert.are.equal(0, code, text)
+    assert.matches("^0.01\n", text)
+  end)
+  it("is asked at the step that it is for, and once more before the run", function()
+    local code, text = run(loop("local seen = {}", "steps = 5, schedule = function(step) seen[#seen + 1] = step return 1 / (1 + step) end",
+      "if step == 5 then print(table.concat(seen, ' '), ('%.9g'):format(m.lr)) end"))
+    assert.are.equal(0, code, text)
+    assert.matches("0 1 2 3 4 0 1 2 3 4\t0.002\n", text)
+  end)
+end)
+
+describe("the progress line", function()
+  it("shows no more than the whole peak", function()
+    local code, text = support.run(support.root .. "/examples/fashion_cnn.lua --steps 12 --verbose", { dir = support.root })
+    assert.are.equal(0, code, text)
+    local n = 0
+    for share in text:gmatch "(%d+) %% of peak" do
+      n = n + 1
+      assert.is_true(tonumber(share) <= 100, text)
+    end
+    assert.are.equal(12, n)
   end)
 end)
 
