@@ -57,6 +57,7 @@ function ops.max_pool2d(x, attrs) return (op("max_pool2d", x, attrs)) end
 --- Mean cross entropy of logits[...,C] and labels[...] over the labels that are not ignore_index, and their count
 --- (0-dim). attrs: ignore_index (-100), label_smoothing (0).
 function ops.cross_entropy(logits, labels, attrs)
+  scope.ignore(type(attrs) == "table" and attrs.ignore_index or -100)
   local loss, count = op("cross_entropy", logits, labels, attrs)
   return loss, count
 end

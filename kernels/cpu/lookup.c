@@ -167,6 +167,7 @@ static void one_hot_rows(void *ctx, int64_t begin, int64_t end, int part) {
   for (int64_t i = begin; i < end; i++) {
     int64_t id = k_id(q->id->p, q->id->t.dtype, i);
     if (id >= 0 && id < q->d) dt_put(q->y->p, dtype, i * q->d + id, 1);
+    else put_missing(q->y->p, dtype, i * q->d, q->d);
   }
 }
 static void run_one_hot(dt_call *c) {

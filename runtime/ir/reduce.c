@@ -116,9 +116,9 @@ dt_status place_argmax(dt_place_ctx *c) {
   return DT_OK;
 }
 
-dt_status shape_scalar_f32(dt_shape_ctx *s) {
+dt_status shape_scalar_f64(dt_shape_ctx *s) { /* the square of an f32 need not be one */
   DT_TRY(shape_floats(s, s->nin));
-  return one(s, dt_type_make(DT_F32, 0, NULL));
+  return one(s, dt_type_make(DT_F64, 0, NULL));
 }
 
 /* ---- along one dim ---- */

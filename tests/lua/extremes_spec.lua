@@ -48,6 +48,8 @@ local differs = {
   ["var gradient"] = function(x) return any(x, beyond) end,
   ["var0 gradient"] = function(x) return any(x, beyond) end,
   ["std gradient"] = function(x) return any(x, beyond) end,
+  -- the sum is an f64
+  ["sum_squares value"] = function(_, have, want) return have > 3.5e38 and want == math.huge end,
   -- the first of equals is chosen; PyTorch chooses some
   ["topk gradient"] = ties,
   -- the norm is rounded to a denormal before it divides
@@ -208,9 +210,12 @@ it("no operation of a number is left out", function()
   for _, case in ipairs(file.unary.ops) do known[case.op] = true end
   for _, case in ipairs(file.binary.ops) do known[case.op] = true end
   for _, case in ipairs(file.reduction.ops) do known[case.op] = true end
-  local rest = {}
-  for _, name in ipairs(core.elementwise()) do
-    if not known[name] then rest[#rest + 1] = name end
+  local rows, rest = 0, {}
+  for line in io.lines "kernels/elementwise.def" do
+    local name = line:match "^EW%(([%w_]+),"
+    if name then rows = rows + 1 end
+    if name and not known[name] and not name:find "_bwd$" then rest[#rest + 1] = name end
   end
+  assert.is_true(rows > 40)
   assert.are.same({ "full" }, rest)
 end)
