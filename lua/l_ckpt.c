@@ -93,7 +93,10 @@ int dtl_exec_save(lua_State *L) {
   if (dt_ctx_world(ctx)->rank == 0) {
     st = dt_ckpt_write(dir, &m, list[0], count[0], list[1], count[1], (int)keep, &e);
   }
-  if (tell(dt_ctx_world(ctx), st, &e)) dtl_raise(L, &e);
+  dt_comm_patience("writing a checkpoint");
+  st = tell(dt_ctx_world(ctx), st, &e);
+  dt_comm_patience(NULL);
+  if (st) dtl_raise(L, &e);
   return 0;
 }
 

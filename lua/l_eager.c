@@ -22,9 +22,7 @@ int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr)
   int first = lua_gettop(L) - shape.nout + 1;
   dt_exec *x;
   DTL_TRY(L, &e, dt_single_run(ctx, op, a, view, nin, &x, &e));
-  for (int o = 0; o < shape.nout; o++) {
-    dt_view v = dt_exec_output(x, 0, o);
-    dtl_copy_view(&dtl_to_tensor(L, first + o)->v, &v);
-  }
+  DTL_TRY(L, &e, dt_map_lost(&e)); /* operands may lie in files */
+  for (int o = 0; o < shape.nout; o++) DTL_TRY(L, &e, dt_exec_fetch(x, 0, o, dtl_to_tensor(L, first + o)->v.p, &e));
   return shape.nout;
 }

@@ -285,15 +285,14 @@ static int x_call(lua_State *L) {
   }
   lua_createtable(L, nout, 0);
   for (int i = 0; i < nout; i++) { /* boxes first: the collector may run a finalizer that calls, too */
-    dt_type t = dt_exec_output(b->x, (int)number, i).t;
+    dt_type t = dt_exec_output(b->x, (int)number, i);
     dtl_tensor_new(L, &t);
     lua_rawseti(L, -2, i + 1);
   }
   DTL_TRY(L, &e, dt_exec_call(b->x, (int)number, in, nin, &e));
   for (int i = 0; i < nout; i++) {
-    dt_view v = dt_exec_output(b->x, (int)number, i);
     lua_rawgeti(L, -1, i + 1);
-    dtl_copy_view(&dtl_to_tensor(L, -1)->v, &v);
+    DTL_TRY(L, &e, dt_exec_fetch(b->x, (int)number, i, dtl_to_tensor(L, -1)->v.p, &e));
     lua_pop(L, 1);
   }
   return 1;

@@ -135,7 +135,7 @@ static struct {
   volatile sig_atomic_t by, told, training; /* by: the signal; told: core.stop_requested has said so */
   double asked, seen, lua; /* when the signal came, Lua code was last seen to run, and for how long it ran since */
   lua_State *L;
-  bool silent; /* another rank tells */
+  bool silent; /* the launcher tells why it ended its ranks */
 } stop;
 
 static const char *name_of(int sig) {
@@ -181,8 +181,7 @@ static void on_signal(int sig) {
 
 void dtl_signals(lua_State *L) {
   struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
-  const char *rank = dt_env("OMPI_COMM_WORLD_RANK");
-  stop.L = L, stop.silent = rank && strcmp(rank, "0");
+  stop.L = L, stop.silent = dt_comm_launched();
   sigemptyset(&a.sa_mask);
   for (int i = 0; i < NSTOPS; i++) {
     if (stops[i].number == SIGHUP && !sigaction(SIGHUP, NULL, &old) && old.sa_handler == SIG_IGN) continue; /* nohup */

@@ -444,7 +444,7 @@ static int l_load(lua_State *L) {
     dtl_store *s = file_store(L);
     dtl_tensor *b = lua_touserdata(L, -1);
     DTL_TRY(L, &e, dt_map_open(&s->map, path, &e));
-    DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &e));
+    DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &s->p, &e));
     return 1;
   }
   if (!ends_with(path, ".safetensors"))

@@ -119,4 +119,16 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
   return DT_OK;
 }
 
-dt_view dt_exec_output(dt_exec *x, int number, int i) { return x->b[number].output[i]; }
+dt_type dt_exec_output(const dt_exec *x, int number, int i) { return x->b[number].output[i].t; }
+
+dt_status dt_exec_fetch(dt_exec *x, int number, int i, void *to, dt_err *e) {
+  const struct dt_dev_vt *vt = x->ctx->dev->vt;
+  const dt_view *v = &x->b[number].output[i];
+  dt_view host = *v;
+  size_t bytes = (size_t)dt_view_span(v);
+  if (!bytes) return DT_OK;
+  DT_TRY(vt->map(x->compute, v->p, bytes, &host.p, e));
+  dt_view_pack(&host, 0, dt_numel(&v->t), to);
+  vt->unmap(x->compute, v->p, bytes, host.p, false);
+  return DT_OK;
+}

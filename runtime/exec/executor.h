@@ -51,7 +51,9 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
 dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e);
 /* Runs plan `number` once on given inputs (views by input order); outputs stay valid until the next run. Functions, eager ops. */
 dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e);
-dt_view dt_exec_output(dt_exec *x, int number, int i); /* its type once ready, its values after a run */
+dt_type dt_exec_output(const dt_exec *x, int number, int i); /* its type, once ready */
+/* Copies its values out, contiguous; after a run. */
+dt_status dt_exec_fetch(dt_exec *x, int number, int i, void *to, dt_err *e);
 /* What plan `number` is: rows of a microbatch, how many inputs and outputs it has. */
 int64_t dt_exec_rows(const dt_exec *x, int number);
 int dt_exec_inputs(const dt_exec *x, int number), dt_exec_outputs(const dt_exec *x, int number);
@@ -96,7 +98,7 @@ dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when
 
 /* ---- operations on concrete tensors: each is a graph of one op, run by the same executor as a step (single.c) ---- */
 /* Runs op on contiguous inputs. Its executor stays in a cache of the context (by op, attributes and input types) and holds the
- * results, dt_exec_output(*out, 0, i), until the next call. */
+ * results, dt_exec_fetch(*out, 0, i, ...), until the next call. */
 dt_status dt_single_run(dt_ctx *c, int op, const dt_attr *attr, const dt_view *in, int nin, dt_exec **out, dt_err *e);
 void dt_single_clear(dt_ctx *c); /* frees them all */
 

@@ -179,3 +179,35 @@ describe("a run that is asked to stop", function()
     assert.is_true(seconds < 12, text)
   end)
 end)
+
+describe("a file that becomes shorter while it is read", function()
+  local sets = {
+    text = [[data.text { file = "big", context = 8 }]],
+    cifar10 = [[data.cifar10 { files = { "big" }, transforms = { data.flatten() } }]],
+    tensors = [[data.tensors { inputs = dt.load "x.npy" }]],
+    npy = [[data.npy { inputs = "x.npy" }]],
+  }
+  for _, kind in ipairs { "text", "cifar10", "tensors", "npy" } do
+    for _, left in ipairs { 0, 100, 5000 } do
+      it(("of data.%s, %d bytes left, is an error that names it"):format(kind, left), function()
+        local dir = support.folder()
+        os.execute("head -c 307300 /dev/zero > " .. dir .. "/big")
+        local head_ = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000, 64), }"
+        support.write(dir .. "/x.npy", "\x93NUMPY\1\0" .. ("<I2"):pack(#head_) .. head_ .. ("\0"):rep(256000))
+        local code, text = run(head .. ([[
+local M = nn.module "M"
+function M:init() self.w = nn.parameter { 1 } end
+function M:forward(x) return x:to "f32" * self.w end
+local engine = dt.engine(dt.job { model = M(), loss = function(y) return y:mean() end, batch = 32, optimizer = optim.SGD { lr = 0 },
+  data = %s, steps = 100000 })
+for step, batch in engine:batches() do
+  engine:step(batch)
+  if step == 3 then os.execute "truncate -s %d big x.npy" end
+end]]):format(sets[kind], left), "", { dir = dir })
+        assert.are.equal(1, code, text)
+        assert.matches("the file has become shorter while it was in use; put the whole file back", text)
+        assert.matches((sets[kind]:find "big" and "big" or "x.npy") .. ": the file has", text)
+      end)
+    end
+  end
+end)
