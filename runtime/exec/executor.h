@@ -19,9 +19,8 @@ typedef struct dt_step_info {
   double seconds;
 } dt_step_info;
 typedef struct dt_exec_opts {
-  double lr;              /* learning rate until dt_exec_rate sets another */
-  const double *group_lr; /* [groups] factor on lr */
-  int groups;
+  double lr;  /* learning rate of every group until dt_exec_rate sets others */
+  int groups; /* the optimizer's groups of parameters, 0 = 1 */
   double loss_scale; /* f16: start, 0 = 65536 */
   int scale_window, hysteresis;
   double min_scale;     /* 0 = 1 */
@@ -37,9 +36,9 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e);
 dt_status dt_exec_ready(dt_exec *x, dt_err *e);
 void dt_exec_free(dt_exec *x);
 
-/* The learning rate of the steps from now on: whoever has a schedule asks it before each step, at the number of updates that
- * dt_exec_state_get tells. */
-void dt_exec_rate(dt_exec *x, double lr);
+/* The learning rate of a group (from 0; group 0's is the one that a step reports) in the steps from now on: whoever has a schedule asks
+ * it before each step, at the number of updates that dt_exec_state_get tells. */
+void dt_exec_rate(dt_exec *x, int group, double lr);
 /* One optimizer step on the loader's next batch. Communicates; the same on all ranks. */
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
 /* The same step in pieces: begin; forward and backward for each of this rank's *micros microbatches (at least one; without samples its
