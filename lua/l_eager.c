@@ -23,9 +23,6 @@ int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr)
   dt_exec *x;
   DTL_TRY(L, &e, dt_single_run(ctx, op, a, view, nin, &x, &e));
   DTL_TRY(L, &e, dt_map_lost(&e)); /* operands may lie in files */
-  for (int o = 0; o < shape.nout; o++) {
-    dt_view v = dt_exec_output(x, 0, o);
-    dtl_copy_view(&dtl_to_tensor(L, first + o)->v, &v);
-  }
+  for (int o = 0; o < shape.nout; o++) DTL_TRY(L, &e, dt_exec_fetch(x, 0, o, dtl_to_tensor(L, first + o)->v.p, &e));
   return shape.nout;
 }

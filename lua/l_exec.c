@@ -70,42 +70,23 @@ static dtl_plan *free_plan(lua_State *L, const char *fn, int arg, int i) {
   return p;
 }
 
-/* A list of numbers at stack index i (0: none) as an array that Lua owns; pushes it. */
-static const double *numbers(lua_State *L, const char *fn, const char *name, int i, int64_t *n) {
-  *n = 0;
-  if (!i) return NULL;
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: '%s' must be a list of numbers, got %s", fn, name, dtl_kind(L, i));
-  *n = (int64_t)lua_rawlen(L, i);
-  double *v = lua_newuserdatauv(L, (size_t)(*n + 1) * sizeof *v, 0);
-  for (int64_t k = 0; k < *n; k++) {
-    lua_rawgeti(L, i, k + 1);
-    if (lua_type(L, -1) != LUA_TNUMBER)
-      dtl_fail(L, "%s: '%s': number %lld of the list is %s", fn, name, (long long)k + 1, dtl_kind(L, -1));
-    v[k] = lua_tonumber(L, -1);
-    lua_pop(L, 1);
-  }
-  return v;
-}
-
-/* core.exec(plan, { lr =, group_lr = list, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
+/* core.exec(plan, { lr =, groups = of the optimizer, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
  * profile = bool, alone = bool }); alone: a plan for one rank that this rank runs by itself */
 static int l_exec(lua_State *L) {
   static const char fn[] = "core.exec";
   dt_err e = {0};
-  int group_lr = 0;
-  int64_t window = 0, hysteresis = 0, n;
+  int64_t window = 0, hysteresis = 0, groups = 0;
   bool alone = false;
   dt_exec_opts o = {0};
   dtl_plan *p = free_plan(L, fn, 1, 1);
   lua_settop(L, 2);
-  DTL_OPTS(L, fn, 2, 2, {"lr", 'f', &o.lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
+  DTL_OPTS(L, fn, 2, 2, {"lr", 'f', &o.lr, NULL}, {"groups", 'i', &groups, NULL},
            {"loss_scale", 'f', &o.loss_scale, NULL}, {"scale_window", 'i', &window, NULL},
            {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL},
            {"min_scale", 'f', &o.min_scale, NULL}, {"fixed_scale", 'b', &o.fixed_scale, NULL},
            {"profile", 'b', &o.profile, NULL}, {"alone", 'b', &alone, NULL});
   if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
-  o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
-  o.groups = (int)n;
+  o.groups = (int)groups;
   o.scale_window = (int)window, o.hysteresis = (int)hysteresis;
   dt_ctx *ctx = alone ? dtl_eager_ctx(L) : dtl_ctx(L);
   dtl_exec *b = lua_newuserdatauv(L, sizeof *b, 1);
@@ -198,9 +179,10 @@ static int x_step(lua_State *L) {
   return push_info(L, &s);
 }
 
-/* x:rate(lr): of the steps from now on; x:updates() -> updates applied so far, where a schedule is */
+/* x:rate(lr of group 0, of group 1, ...): of the steps from now on; x:updates() -> updates applied so far, where a schedule is */
 static int x_rate(lua_State *L) {
-  dt_exec_rate(dtl_ready_exec(L, "exec:rate")->x, dtl_num(L, "exec:rate", 1, 2));
+  dt_exec *x = dtl_ready_exec(L, "exec:rate")->x;
+  for (int i = 2; i <= lua_gettop(L) || i == 2; i++) dt_exec_rate(x, i - 2, dtl_num(L, "exec:rate", i - 1, i));
   return 0;
 }
 static int x_updates(lua_State *L) {
@@ -303,15 +285,14 @@ static int x_call(lua_State *L) {
   }
   lua_createtable(L, nout, 0);
   for (int i = 0; i < nout; i++) { /* boxes first: the collector may run a finalizer that calls, too */
-    dt_type t = dt_exec_output(b->x, (int)number, i).t;
+    dt_type t = dt_exec_output(b->x, (int)number, i);
     dtl_tensor_new(L, &t);
     lua_rawseti(L, -2, i + 1);
   }
   DTL_TRY(L, &e, dt_exec_call(b->x, (int)number, in, nin, &e));
   for (int i = 0; i < nout; i++) {
-    dt_view v = dt_exec_output(b->x, (int)number, i);
     lua_rawgeti(L, -1, i + 1);
-    dtl_copy_view(&dtl_to_tensor(L, -1)->v, &v);
+    DTL_TRY(L, &e, dt_exec_fetch(b->x, (int)number, i, dtl_to_tensor(L, -1)->v.p, &e));
     lua_pop(L, 1);
   }
   return 1;

@@ -7,7 +7,7 @@
 #include "l_graph.h"
 
 /* ---- stores ---- */
-static struct { size_t live, since; } mem; /* bytes held, and allocated since the last full collection */
+static struct { size_t live, since, kept; } mem; /* bytes held, allocated since the last full collection, held after it */
 
 dtl_store *dtl_store_keep(dtl_store *s) {
   s->refs++;
@@ -39,12 +39,13 @@ dtl_tensor *dtl_tensor_box(lua_State *L) {
 }
 
 /* Lua's collector sees a few words a tensor: it is told of the memory behind them by full collections, each after as
- * much was allocated as is alive (and at least 64 MB). */
+ * much was allocated as the one before left alive (and at least 64 MB). */
 static void collect(lua_State *L, size_t bytes) {
   mem.since += bytes;
-  if (mem.since < ((size_t)64 << 20) || mem.since < mem.live) return;
+  if (mem.since < ((size_t)64 << 20) || mem.since < mem.kept) return;
   mem.since = 0;
   lua_gc(L, LUA_GCCOLLECT);
+  mem.kept = mem.live;
 }
 
 dtl_tensor *dtl_tensor_new(lua_State *L, const dt_type *t) {

@@ -137,8 +137,9 @@ function M.new(job)
   local targets = job:field("targets")
   if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
   local run = util.copy(job.scaling)
-  run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
-  for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rate(step, self.steps, job.optimizer.lr) end
+  self.rates = job.optimizer:group_lr()
+  run.groups, run.nominal, run.profile = #self.rates, self.nominal, job.profile
+  for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rates(step, self.steps, self.rates) end
   self.exec, self.eval_numbers = M.executor(plans, run)
   self.between = plans.between
   if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
@@ -248,9 +249,9 @@ function Engine:batches()
   end
 end
 
---- Asks the schedule for the learning rate of the step at hand.
+--- Asks the schedule for the learning rates of the step at hand.
 function Engine:schedule()
-  self.exec:rate(self.job.schedule:rate(self.exec:updates(), self.steps, self.job.optimizer.lr))
+  self.exec:rate(table.unpack(self.job.schedule:rates(self.exec:updates(), self.steps, self.rates)))
 end
 
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,

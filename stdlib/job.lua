@@ -62,6 +62,19 @@ local function check_data(d)
     { "test", "dataset" } })
 end
 
+-- Names of all parameters of a job.
+local function parameters_of(o)
+  local names = {}
+  for _, m in ipairs { { "", o.model }, { "loss.", o.loss } } do
+    if modules.is(m[2]) then
+      modules.base.each_parameter(m[2], function(name, p)
+        if p.type == "param" then names[#names + 1] = m[1] .. name end
+      end)
+    end
+  end
+  return names
+end
+
 -- freeze = module or list of modules: set of parameters, all of them the job's.
 local function check_freeze(o)
   local frozen, own = {}, {}
@@ -120,6 +133,7 @@ function M.job(given)
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)
   if not define.is(o.optimizer) then util.fail("dt.job: optimizer wants e.g. optim.AdamW { lr = 3e-4 }") end
+  o.optimizer:check_groups(parameters_of(o))
   if o.checkpoint then
     self.checkpoint = util.options("dt.job: checkpoint", o.checkpoint,
       { { "dir", "string", required = true }, { "every", "count" },

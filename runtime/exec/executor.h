@@ -19,9 +19,8 @@ typedef struct dt_step_info {
   double seconds;
 } dt_step_info;
 typedef struct dt_exec_opts {
-  double lr;              /* learning rate until dt_exec_rate sets another */
-  const double *group_lr; /* [groups] factor on lr */
-  int groups;
+  double lr;  /* learning rate of every group until dt_exec_rate sets others */
+  int groups; /* the optimizer's groups of parameters, 0 = 1 */
   double loss_scale; /* f16: start, 0 = 65536 */
   int scale_window, hysteresis;
   double min_scale;     /* 0 = 1 */
@@ -37,9 +36,9 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e);
 dt_status dt_exec_ready(dt_exec *x, dt_err *e);
 void dt_exec_free(dt_exec *x);
 
-/* The learning rate of the steps from now on: whoever has a schedule asks it before each step, at the number of updates that
- * dt_exec_state_get tells. */
-void dt_exec_rate(dt_exec *x, double lr);
+/* The learning rate of a group (from 0; group 0's is the one that a step reports) in the steps from now on: whoever has a schedule asks
+ * it before each step, at the number of updates that dt_exec_state_get tells. */
+void dt_exec_rate(dt_exec *x, int group, double lr);
 /* One optimizer step on the loader's next batch. Communicates; the same on all ranks. */
 dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
 /* The same step in pieces: begin; forward and backward for each of this rank's *micros microbatches (at least one; without samples its
@@ -52,7 +51,9 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
 dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e);
 /* Runs plan `number` once on given inputs (views by input order); outputs stay valid until the next run. Functions, eager ops. */
 dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e);
-dt_view dt_exec_output(dt_exec *x, int number, int i); /* its type once ready, its values after a run */
+dt_type dt_exec_output(const dt_exec *x, int number, int i); /* its type, once ready */
+/* Copies its values out, contiguous; after a run. */
+dt_status dt_exec_fetch(dt_exec *x, int number, int i, void *to, dt_err *e);
 /* What plan `number` is: rows of a microbatch, how many inputs and outputs it has. */
 int64_t dt_exec_rows(const dt_exec *x, int number);
 int dt_exec_inputs(const dt_exec *x, int number), dt_exec_outputs(const dt_exec *x, int number);
@@ -97,7 +98,7 @@ dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when
 
 /* ---- operations on concrete tensors: each is a graph of one op, run by the same executor as a step (single.c) ---- */
 /* Runs op on contiguous inputs. Its executor stays in a cache of the context (by op, attributes and input types) and holds the
- * results, dt_exec_output(*out, 0, i), until the next call. */
+ * results, dt_exec_fetch(*out, 0, i, ...), until the next call. */
 dt_status dt_single_run(dt_ctx *c, int op, const dt_attr *attr, const dt_view *in, int nin, dt_exec **out, dt_err *e);
 void dt_single_clear(dt_ctx *c); /* frees them all */
 

@@ -60,6 +60,17 @@ function scope.is_training()
   return scope.training
 end
 
+--- What a loss of this trace ignores: a label that counts for nothing.
+function scope.ignore(index)
+  local s = scope.current
+  if not s then return end
+  s.ignored = s.ignored or {}
+  if not util.contains(s.ignored, index) then s.ignored[#s.ignored + 1] = index end
+end
+
+--- The labels that the losses traced so far ignore, or nil.
+function scope.ignored() return scope.current and scope.current.ignored end
+
 --- A number for a dropout layer: its place in the trace, so that it is the same on every rank and for every batch size.
 function scope.next_dropout()
   local s = scope.current

@@ -230,6 +230,23 @@ describe("ranks", function()
     assert.are.equal(0, code, text)
     assert.are.equal("0 3 0 3, 1 3 1 3, 2 3 2 3: 6 1 6 10 1 21", (text:gsub("\n", "")))
   end)
+  it("exchange parts of one size: others are an error that names it, at the prompt and in a model", function()
+    local dir = support.folder()
+    support.write(dir .. "/now.lua", [[local dt = require "dtrain"
+dt.all_to_all(dt.ones { 3, 2 })]])
+    support.write(dir .. "/model.lua", [[local dt = require "dtrain"
+local Turn = dt.nn.module "Turn"
+function Turn:init() self.line = dt.nn.Linear(4, 3) end
+function Turn:forward(x) return (self.line(x):all_to_all "data") end
+return dt.job { model = Turn(), loss = function(y) return y:mean() end, batch = 6, steps = 1, optimizer = dt.optim.SGD { lr = 0.1 },
+  data = dt.data.synthetic { inputs = { 4 }, targets = { 1 }, samples = 12 } }]])
+    for _, c in ipairs { { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
+      { "model", "model.lua:4: all_to_all: dim 0 of [3,3] does not divide by 2 ranks; 2 or 4 would" } } do
+      local code, text = support.run(("%s/%s.lua"):format(dir, c[1]), { ranks = 2 })
+      assert.are.equal(1, code, text)
+      assert.is_truthy(text:find(c[2], 1, true), text)
+    end
+  end)
   for _, hosts in ipairs { 2, 3 } do
     it(("on %d pretended hosts, in pieces of 64 bytes, train as one process does"):format(hosts), function()
       local line = "tests/dist/steps.lua --script tests/dist/dropout.lua --global 12 --samples 50 --steps 5 --quiet "
