@@ -2,7 +2,7 @@
  *
  * Invariant: the plan owns the graph from compile on, also when compile fails; an executor that takes the plan owns
  * it. What the plan borrows (given initial values, constants) lives in its first user value. */
-#include "dtl.h"
+#include "l_graph.h"
 
 dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i) {
   dtl_plan *b = luaL_testudata(L, i, DTL_PLAN);
@@ -319,9 +319,9 @@ int dtl_compile(lua_State *L) {
   if (ranks != size)
     dtl_fail(L, "%s: the graph's mesh has %d rank%s, but ranks = %lld; give core.graph the mesh of those ranks", fn,
              size, size == 1 ? "" : "s", (long long)ranks);
-  if (rank < 0) rank = size == 1 || dtl_ctx(L)->comm->rank >= size ? 0 : dtl_ctx(L)->comm->rank;
+  if (rank < 0) rank = size == 1 || dt_ctx_world(dtl_ctx(L))->rank >= size ? 0 : dt_ctx_world(dtl_ctx(L))->rank;
   if (rank >= size) dtl_fail(L, "%s: rank %lld is outside 0 to %d", fn, (long long)rank, size - 1);
-  if (threads <= 0) threads = dtl_ctx(L)->threads;
+  if (threads <= 0) threads = dt_ctx_nthreads(dtl_ctx(L));
   if (rows < 1) dtl_fail(L, "%s: rows must be at least 1, got %lld", fn, (long long)rows);
   if (!(bucket > 0) || !(first > 0)) dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
   if (train && b->g->level < DT_UPDATED) dtl_fail(L, "%s: a training plan needs g:grad() and g:update() first", fn);

@@ -4,10 +4,10 @@
  * Operations never write into an existing tensor; only copy_ and t[i] = v do, and not into mapped files. */
 #include <math.h>
 
-#include "dtl.h"
+#include "l_graph.h"
 
 /* ---- stores ---- */
-static struct { size_t live, since; } mem; /* bytes held, and allocated since the last full collection */
+static struct { size_t live, since, kept; } mem; /* bytes held, allocated since the last full collection, held after it */
 
 dtl_store *dtl_store_keep(dtl_store *s) {
   s->refs++;
@@ -39,12 +39,13 @@ dtl_tensor *dtl_tensor_box(lua_State *L) {
 }
 
 /* Lua's collector sees a few words a tensor: it is told of the memory behind them by full collections, each after as
- * much was allocated as is alive (and at least 64 MB). */
+ * much was allocated as the one before left alive (and at least 64 MB). */
 static void collect(lua_State *L, size_t bytes) {
   mem.since += bytes;
-  if (mem.since < ((size_t)64 << 20) || mem.since < mem.live) return;
+  if (mem.since < ((size_t)64 << 20) || mem.since < mem.kept) return;
   mem.since = 0;
   lua_gc(L, LUA_GCCOLLECT);
+  mem.kept = mem.live;
 }
 
 dtl_tensor *dtl_tensor_new(lua_State *L, const dt_type *t) {
@@ -247,7 +248,7 @@ static int random_tensor(lua_State *L, const char *fn, bool normal) {
   if (!dt_is_float(dtype)) dtl_fail(L, "%s: dtype %s is no float; draw floats and cast them", fn, dt_dtype_name(dtype));
   dt_type t = dtl_shape(L, fn, 1, 1, dtype);
   uint64_t key, stream = 0;
-  if (lua_isnoneornil(L, 2)) key = dtl_ctx(L)->seed, stream = ++calls;
+  if (lua_isnoneornil(L, 2)) key = dt_ctx_seed(dtl_ctx(L)), stream = ++calls;
   else key = (uint64_t)dtl_int(L, fn, 2, 2);
   dtl_tensor *b = dtl_tensor_new(L, &t);
   int64_t n = dt_numel(&t);
@@ -443,7 +444,7 @@ static int l_load(lua_State *L) {
     dtl_store *s = file_store(L);
     dtl_tensor *b = lua_touserdata(L, -1);
     DTL_TRY(L, &e, dt_map_open(&s->map, path, &e));
-    DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &e));
+    DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &s->p, &e));
     return 1;
   }
   if (!ends_with(path, ".safetensors"))

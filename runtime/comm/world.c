@@ -115,9 +115,12 @@ static dt_status check_launcher(const dt_comm *c, const told *t, dt_err *e) {
                  t->text, c->size == 1 ? "it found no other rank" : "fewer ranks found each other", t->size, t->size);
 }
 
+static const char *busy_with;
+void dt_comm_patience(const char *what) { busy_with = what; }
+
 static dt_status join(bool alone, dt_comm **out, dt_err *e) {
-  static const dt_comm_host host = {DT_COMM_ABI, dt_fail,       dt_log,        dt_xalloc,
-                                    dt_env_int,  dt_comm_check, dt_dtype_name, dt_now};
+  static const dt_comm_host host = {DT_COMM_ABI,   dt_fail,       dt_log, dt_xalloc, dt_env_int,
+                                    dt_comm_check, dt_dtype_name, dt_now, &busy_with};
   if (alone) return dt_comm_self(out, e);
   void *handle;
   DT_TRY(load(&handle, e));

@@ -168,7 +168,12 @@ static dt_plan **plans_of(const dt_exec *x) {
 }
 
 /* Plans share regions, so each is as large as its largest user; inputs and scalars are each plan's own. */
-int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]) {
+int dt_exec_regions(const char *const **names) {
+  *names = dt_region_name;
+  return DT_NREG;
+}
+
+int64_t dt_exec_bytes(const dt_exec *x, int64_t *by_region) {
   int64_t r[DT_NREG] = {0}, ws = 0, pool = 0, total = 0;
   dt_plan **plans = plans_of(x);
   for (int k = 0; k < x->nplan; k++) {

@@ -10,9 +10,9 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   dt_exec *x = dt_xalloc(sizeof *x);
   x->ctx = c;
   if (o) x->o = *o;
-  if (o && o->groups)
-    x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups),
-    memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
+  if (x->o.groups < 1) x->o.groups = 1;
+  x->lr = dt_xalloc(sizeof *x->lr * (size_t)x->o.groups);
+  for (int i = 0; i < x->o.groups; i++) x->lr[i] = x->o.lr;
   x->state.loss_scale = main->spec.precision == DT_F16 ? (x->o.loss_scale > 0 ? x->o.loss_scale : 65536) : 1;
   if (x->o.scale_window <= 0) x->o.scale_window = 1000;
   if (x->o.hysteresis <= 0) x->o.hysteresis = 2;
@@ -116,12 +116,19 @@ void dt_exec_free(dt_exec *x) {
   if (x->profile && x->ctx->comm->rank == 0 && x->b[0].plan->spec.train) dt_exec_profile(x);
   dt_exec_unbind(x);
   for (int k = 0; k < x->nplan; k++) dt_plan_free(x->b[k].plan);
-  free(x->group_lr), free(x->b);
+  free(x->lr), free(x->b);
   free(x);
 }
 
+int64_t dt_exec_rows(const dt_exec *x, int number) { return x->b[number].plan->rows; }
+int dt_exec_inputs(const dt_exec *x, int number) { return x->b[number].plan->g->input.n; }
+int dt_exec_outputs(const dt_exec *x, int number) { return x->b[number].plan->g->output.n; }
+const char *dt_exec_input_name(const dt_exec *x, int number, int i) { return x->b[number].plan->g->input.p[i].name; }
+bool dt_exec_trains(const dt_exec *x) { return x->b[0].plan->spec.train; }
 dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
-void dt_exec_rate(dt_exec *x, double lr) { x->o.lr = lr; }
+void dt_exec_rate(dt_exec *x, int group, double lr) {
+  if (group >= 0 && group < x->o.groups) x->lr[group] = lr;
+}
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
 int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names.list.p;

@@ -1,9 +1,10 @@
 /* Inner header of the executor: what its files share. */
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
-#include "../dt.h"
+#include "../plan/plan.h"
 #include "../store/names.h"
 #include "../store/pieces.h"
+#include "ctx.h"
 
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
@@ -82,7 +83,7 @@ typedef struct dt_trace dt_trace;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
-  double *group_lr;
+  double *lr; /* [groups] */
   int nplan;
   bound_plan *b; /* [nplan] */
   bool ready;
@@ -105,6 +106,7 @@ struct dt_exec {
     bound_plan *plan;           /* of that microbatch */
   } now;
   double inv_count;   /* what the last step's gradients were multiplied by */
+  int skips;          /* steps in a row that overflowed at a loss scale that shrinks no more */
   int fault;          /* DT_FAULT, for tests */
   pipe *pipe;         /* NULL: none */
   dt_trace *trace;    /* NULL: none */
@@ -143,6 +145,12 @@ dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int
 bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
 dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Launches the kernels of a plan's microbatch again, whose inputs are there: the error about the first value that is not finite,
+ * DT_OK when all are. first: gradients begin. */
+dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e);
+/* What the first rank with an error (found, mine) says becomes the error of all; a collective. */
+dt_status dt_exec_share_blame(dt_exec *x, dt_status found, dt_err *mine, int64_t step, const char *what, double value,
+                              dt_err *e);
 /* Runs the step's microbatches again, looking: the error about the first value that is not finite. */
 dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e);
 

@@ -67,7 +67,7 @@ void grad_mul(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
 void grad_div(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_val ga = quot(g, gout[0], in_of(g, n, 1));
   gin[0] = fit(g, n, 0, ga);
-  gin[1] = fit(g, n, 1, neg(g, mul(g, ga, out_of(g, n, 0))));
+  gin[1] = fit(g, n, 1, neg(g, mul(g, gout[0], quot(g, out_of(g, n, 0), in_of(g, n, 1)))));
 }
 
 /* a^b: b a^(b-1), where b = 0 nothing; and a^b log a, where a = 0 <= b nothing. A constant exponent needs no cases. */
@@ -76,7 +76,11 @@ void grad_pow(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   const dt_node *e = dt_node_of(g, b);
   if (e->op == DT_OP_full) {
     double c = e->attr[0].f;
-    if (c == 0) return;
+    if (c == 0) { /* x^0 is 1 everywhere */
+      const dt_type *t = dt_type_of(g, a);
+      gin[0] = dt_full(g, 0, t->dtype, t->nd, t->dim);
+      return;
+    }
     dt_val p = c == 1 ? -1 : c == 2 ? a : dt_b2(g, DT_OP_pow, a, num(g, c - 1, a));
     gin[0] = fit(g, n, 0, p < 0 ? gy : mul(g, gy, times(g, c, p)));
     return;
@@ -88,12 +92,12 @@ void grad_pow(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[1] = fit(g, n, 1, mul(g, gy, unless(g, flat, mul(g, y, dt_b1(g, DT_OP_log, a)))));
 }
 
-/* the greater (lesser) input takes the gradient; equal ones take half each */
+/* the greater (lesser) input takes the gradient; equal ones take half each; beside a NaN both take it */
 static void grad_choice(dt_graph *g, dt_nid n, int cmp, const dt_val *gout, dt_val *gin) {
   dt_val a = in_of(g, n, 0), b = in_of(g, n, 1);
-  dt_val half = when(g, dt_b2(g, DT_OP_eq, a, b), times(g, 0.5, gout[0]));
-  gin[0] = fit(g, n, 0, dt_b3(g, DT_OP_where, dt_b2(g, cmp, a, b), gout[0], half));
-  gin[1] = fit(g, n, 1, dt_b3(g, DT_OP_where, dt_b2(g, cmp, b, a), gout[0], half));
+  dt_val all = dt_b3(g, DT_OP_where, dt_b2(g, DT_OP_eq, a, b), times(g, 0.5, gout[0]), gout[0]);
+  gin[0] = fit(g, n, 0, unless(g, dt_b2(g, cmp, b, a), all));
+  gin[1] = fit(g, n, 1, unless(g, dt_b2(g, cmp, a, b), all));
 }
 
 void grad_minimum(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) { grad_choice(g, n, DT_OP_lt, gout, gin); }

@@ -1,4 +1,4 @@
-/* Floor 4: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
+/* Floor 3: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
  *
  * One node type serves every level. A node makes one to eight values; values carry type and placement, nodes carry where
  * and when they run (phase, stage, chunk) and the script line they come from. Ids are indices and creation order

@@ -93,8 +93,8 @@ void grad_minmax(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
 
 /* x / |x|; nothing where |x| = 0 */
 void grad_norm(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val k = unless(g, dt_b2(g, DT_OP_eq, Y, num(g, 0, Y)), quot(g, GY, Y));
-  gin[0] = mul(g, X, kept(g, n, k));
+  dt_val y = kept(g, n, Y), unit = quot(g, X, y); /* divided first: 1 / |x| may overflow */
+  gin[0] = mul(g, unless(g, dt_b2(g, DT_OP_eq, y, num(g, 0, y)), unit), kept(g, n, GY));
 }
 
 /* ---- argmax and sum_squares ---- */
@@ -116,9 +116,9 @@ dt_status place_argmax(dt_place_ctx *c) {
   return DT_OK;
 }
 
-dt_status shape_scalar_f32(dt_shape_ctx *s) {
+dt_status shape_scalar_f64(dt_shape_ctx *s) { /* the square of an f32 need not be one */
   DT_TRY(shape_floats(s, s->nin));
-  return one(s, dt_type_make(DT_F32, 0, NULL));
+  return one(s, dt_type_make(DT_F64, 0, NULL));
 }
 
 /* ---- along one dim ---- */

@@ -1,4 +1,4 @@
-/* Floor 5: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
+/* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
  * that dt_verify accepts. Rank is in the spec, never a global.
  *
  *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> reduce -> fuse -> bucket -> order -> memory -> plan

@@ -318,7 +318,7 @@ static void rewrite_norm(work *w) {
       }
     }
     dt_attr none[DT_MAX_ATTR] = {0};
-    dt_val s = in.n ? dt_bn(g, DT_OP_sum_squares, in.p, in.n, none) : dt_scalar(g, 0, DT_F32);
+    dt_val s = in.n ? dt_bn(g, DT_OP_sum_squares, in.p, in.n, none) : dt_scalar(g, 0, DT_F64);
     if (in.n && w->l->shared) dt_node_of(g, s)->flags |= DT_NODE_OWN;
     dt_vec_free(&in);
     if (axes)

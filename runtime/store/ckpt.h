@@ -1,4 +1,4 @@
-/* Floor 6: plain checkpoints, written by one rank: a folder `step-00000500` with model.safetensors, optim.safetensors
+/* Floor 7: plain checkpoints, written by one rank: a folder `step-00000500` with model.safetensors, optim.safetensors
  * and manifest.json. It appears whole by a rename, or not at all; older ones survive any failure. Knows no graph. */
 #ifndef DT_CKPT_H
 #define DT_CKPT_H

@@ -203,12 +203,12 @@ function data.npy(options)
   return wrap("npy", core.dataset { kind = "npy", inputs = o.inputs, targets = o.targets }, o)
 end
 
---- data.csv{ file =, targets = columns, inputs = columns (the others), header = true, delimiter = ",", classes =
---- false }: columns are header names or numbers from 1; classes = true: the target is one whole number, for
---- CrossEntropy.
+--- data.csv{ file =, targets = columns, inputs = columns (the others), header =, delimiter = ",", classes = false }: columns are
+--- header names or numbers from 1; classes = true: the target is one whole number, for CrossEntropy. Unless header is said, line 1
+--- names the columns, and is refused where it holds numbers only.
 function data.csv(options)
   local o = options_of("csv", options, { { "file", "string", required = true }, { "targets", "string|number|table" },
-    { "inputs", "string|number|table" }, { "header", "boolean", true }, { "delimiter", "string", "," },
+    { "inputs", "string|number|table" }, { "header", "boolean" }, { "delimiter", "string", "," },
     { "classes", "boolean", false } })
   local function columns(v)
     if v == nil then return nil end
@@ -217,7 +217,7 @@ function data.csv(options)
   end
   return wrap("csv", core.dataset { kind = "csv", file = o.file, inputs = columns(o.inputs),
     targets = columns(o.targets),
-    header = o.header, delimiter = o.delimiter, target_dtype = o.classes and "i64" or "f32" }, o)
+    header = o.header ~= false, guessed = o.header == nil, delimiter = o.delimiter, target_dtype = o.classes and "i64" or "f32" }, o)
 end
 
 --- data.cifar10{ files = { ... } } or { dir = }: the binary version; inputs f32 [3, 32, 32] in [0, 1], targets i64.

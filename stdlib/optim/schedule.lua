@@ -99,10 +99,12 @@ function S.warmup(options)
   local o = util.options("optim.warmup", options, { { "warmup", "count", required = true, alias = "steps" },
     { "inner", "schedule|function" } })
   local inner = S.of(o.inner or S.constant())
-  return make("warmup", inner.total and inner.total + o.warmup, function(step, steps, base)
+  local s = make("warmup", inner.total and inner.total + o.warmup, function(step, steps, base)
     if step < o.warmup then return base * step / o.warmup end
     return inner:at(step - o.warmup, steps and math.max(1, steps - o.warmup), base)
   end)
+  s.absolute = inner.absolute
+  return s
 end
 
 local function warm(name, inner_of)
@@ -151,7 +153,7 @@ function S.one_cycle(options)
     if o.anneal == "cos" then return b + (a - b) / 2 * (1 + math.cos(math.pi * share)) end
     return a + (b - a) * share
   end
-  return make("one_cycle", o.total, function(step, steps)
+  local s = make("one_cycle", o.total, function(step, steps)
     local n = of(o.total, steps, "one_cycle")
     local phases
     if o.three_phase then
@@ -169,6 +171,8 @@ function S.one_cycle(options)
       start = phase[1]
     end
   end)
+  s.absolute = true
+  return s
 end
 
 --- A schedule from what a job may hold: a schedule, a function(step, total) -> factor, or nil (constant).
@@ -197,6 +201,20 @@ function Schedule:rate(step, total, base)
     util.fail_at(self.where, "schedule %s gives a learning rate of %s at step %d", self.name, tostring(lr), step)
   end
   return lr
+end
+
+--- Learning rates of an optimizer's groups at a step: from each group's own lr, as in PyTorch (so a least rate is absolute). A
+--- schedule that knows no lr but its own (one_cycle) keeps the ratio of a group's lr to the first.
+function Schedule:rates(step, total, bases)
+  local out = {}
+  for i, base in ipairs(bases) do
+    if self.absolute then
+      out[i] = self:rate(step, total, bases[1]) * (i == 1 and 1 or base / bases[1])
+    else
+      out[i] = self:rate(step, total, base)
+    end
+  end
+  return out
 end
 
 --- The steps at which a schedule of n steps is tried before it runs: the first ones, some between, the last.

@@ -109,7 +109,7 @@ static const char *const rules[][2] = {
     {"argmax f32[2,3]", "i64[2]"},
     {"argmax f32[2,3] dim=0 keepdim=1", "i64[1,3]"},
     {"argmax f32[2,0]", "!argmax: [2,0] has no elements along dim 1"},
-    {"sum_squares f32[2,3] f32[4]", "f32[]"},
+    {"sum_squares f32[2,3] f32[4]", "f64[]"},
     {"sum_squares i32[2]", "!sum_squares: input 1 is i32"},
     {"cumsum f32[2,3] dim=-1", "f32[2,3]"},
     {"cumsum i64[2,3] dim=0", "!cumsum: input 1 is i64"},

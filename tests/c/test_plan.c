@@ -1,6 +1,13 @@
 /* The passes, the plan and the executor on graphs built in C: a small MLP trained by plain SGD against a scalar reference written out
  * here, for every accumulation, ragged batch and precision; the memory plan against its invariant; fusion and merging by what they leave. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
+#include "guard.h"
 #include "t.h"
 
 enum { IN = 6, HID = 5, OUT = 3, SAMPLES = 23 };
@@ -161,6 +168,15 @@ static double ref_step(double *w1, double *b1, double *w2, double *b2, int a, in
   return loss;
 }
 
+/* A parameter's f32 values, whole; returns how many. */
+static int64_t read_back(dt_exec *x, const char *name, float *to) {
+  dt_err e = {0};
+  int number = dt_exec_find(x, name);
+  dt_type t = dt_exec_type(x, number);
+  T_CHECK(t.dtype == DT_F32 && !dt_exec_read(x, number, to, &e));
+  return dt_numel(&t);
+}
+
 static void trains_like_reference(int64_t global, int64_t micro, int precision, double tol) {
   dt_err e = {0};
   dt_view views[2] = {dt_view_make(X, &(dt_type){DT_F32, 2, {SAMPLES, IN}}),
@@ -191,9 +207,10 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
   if (dt_exec_ready(x, &e)) T_STR(e.text, "");
   double w[4][HID * IN];
   const char *pn[4] = {"up.weight", "up.bias", "down.weight", "down.bias"};
+  float have[HID * IN];
   for (int i = 0; i < 4; i++) {
-    dt_view v = dt_exec_get(x, pn[i]);
-    for (int64_t k = 0; k < dt_numel(&v.t); k++) w[i][k] = dt_get(v.p, v.t.dtype, k);
+    int64_t n = read_back(x, pn[i], have);
+    for (int64_t k = 0; k < n; k++) w[i][k] = have[k];
   }
   int at = 0;
   for (int step = 0; step < 9; step++) {
@@ -209,12 +226,38 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
     T_NEAR(info.norm, norm, 3 * tol * (1 + norm));
   }
   for (int i = 0; i < 4; i++) {
-    dt_view v = dt_exec_get(x, pn[i]);
-    for (int64_t k = 0; k < dt_numel(&v.t); k++) T_NEAR(dt_get(v.p, v.t.dtype, k), w[i][k], tol);
+    int64_t n = read_back(x, pn[i], have);
+    for (int64_t k = 0; k < n; k++) T_NEAR(have[k], w[i][k], tol);
   }
   dt_exec_free(x);
   dt_loader_free(l);
   dt_dataset_free(ds);
+}
+
+/* The same with device memory that the host cannot touch: the executor does all through the device's table. */
+static void guarded(int precision, double tol) {
+  guard g = {.b = {&guard_vt}, .inner = ctx->dev};
+  ctx->dev = &g.b;
+  trains_like_reference(8, 3, precision, tol);
+  ctx->dev = g.inner;
+  T_CHECK(g.areas == 0 && g.open == 0);
+}
+
+/* That such a touch would be seen: a child process makes one. */
+static void touched(void) {
+  dt_err e = {0};
+  guard g = {.b = {&guard_vt}, .inner = ctx->dev};
+  char *p = NULL;
+  int status = 0;
+  T_CHECK(guard_alloc(&g.b, 100, (void **)&p, &e) == DT_OK);
+  pid_t child = fork();
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile char *)p = 1;
+    _exit(0);
+  }
+  T_CHECK(waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  guard_free(&g.b, p, 100);
 }
 
 /* values whose lifetimes meet do not overlap, except in-place successors made by one node */
@@ -270,6 +313,12 @@ for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
 }
 T_TEST ("bf16 follows the f32 reference") trains_like_reference(8, 3, DT_BF16, 3e-2);
 T_TEST ("f16 with a dynamic loss scale follows the f32 reference") trains_like_reference(8, 3, DT_F16, 4e-3);
+
+T_TEST ("the step touches device memory through the device alone") {
+  touched();
+  guarded(DT_F32, 2e-6);
+  guarded(DT_F16, 4e-3);
+}
 
 T_TEST ("the memory plan overlaps nothing that lives together, and the optimizer is one pass a bucket") {
   dt_plan *p = NULL;

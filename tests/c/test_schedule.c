@@ -1,6 +1,8 @@
 /* The checker of pipeline schedules: what it accepts, what it finds out, and what it says about lists that cannot run; and the cutter of stages
  * on a small graph built in C. */
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
 #include "t.h"
 
 static dt_err e;

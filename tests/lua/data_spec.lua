@@ -1,6 +1,7 @@
 -- Data sets as a script names them.
 local dt = require "dtrain"
 local data = dt.data
+local support = require "support"
 
 local function message(f, ...)
   local ok, e = pcall(f, ...)
@@ -110,5 +111,69 @@ describe("a split", function()
     assert.are.equal(39, set:part("train"):count())
     assert.are.equal(1, set:part("valid"):count())
     os.remove(path)
+  end)
+end)
+
+local other = support.folder()
+local function write(name, bytes)
+  local path = other .. "/" .. name
+  local f <close> = assert(io.open(path, "wb"))
+  f:write(bytes)
+  return path
+end
+describe("a .npy file", function()
+  local function npy(descr, format, values)
+    local head = ("{'descr': '%s', 'fortran_order': False, 'shape': (%d,), }"):format(descr, #values)
+    local bytes = {}
+    for i, v in ipairs(values) do bytes[i] = ("<" .. format):pack(v) end
+    return write("x.npy", "\x93NUMPY\1\0" .. ("<I2"):pack(#head) .. head .. table.concat(bytes))
+  end
+  for _, c in ipairs { { "|i1", "i1", { 0, -128, 127 }, "i32" }, { "<i2", "i2", { 0, -32768, 32767 }, "i32" },
+    { "<u2", "I2", { 0, 50256, 65535 }, "i32" }, { "<u4", "I4", { 0, 4294967295, 7 }, "i64" },
+    { "<u8", "I8", { 0, math.maxinteger, 7 }, "i64" } } do
+    it("of " .. c[1] .. " is read as " .. c[4], function()
+      local path = npy(c[1], c[2], c[3])
+      local t = dt.load(path)
+      assert.are.equal(c[4], t:dtype())
+      assert.are.same(c[3], t:totable())
+      local set = data.npy { inputs = path }
+      assert.are.equal(c[4], set:fields()[1].dtype)
+    end)
+  end
+  it("of u8 beyond i64 is refused", function()
+    assert.matches("element 1 is 18446744073709551615, which i64 does not hold", message(dt.load, npy("<u8", "I8", { 1, -1 })))
+  end)
+end)
+
+describe("a CSV file without a header", function()
+  local path = write("plain.csv", "1,2,0\n3,4,1\n")
+  it("loses no sample", function()
+    assert.matches("plain.csv:1: holds numbers where the names of columns would stand; set header = false",
+      message(data.csv, { file = path, targets = 3 }))
+    assert.matches("holds numbers", message(data.csv, { file = write("a.csv", "1.5, 2 ,x\n3,4,y\n"), inputs = { 1, 2 } }))
+    assert.are.equal(2, data.csv({ file = path, targets = 3, header = false }):count())
+    assert.are.equal(1, data.csv({ file = path, targets = 3, header = true }):count())
+  end)
+  it("is none where columns are called by its names, or one is no number", function()
+    assert.are.equal(1, data.csv({ file = write("years.csv", "2019,2020\n1,2\n"), targets = "2020" }):count())
+    assert.are.equal(1, data.csv({ file = write("names.csv", "a,2020\n1,2\n"), targets = 2 }):count())
+  end)
+end)
+
+describe("gzip data", function()
+  local bytes = ("a,b\n1,2\n"):rep(1) .. ("3,4\n"):rep(500)
+  local function zipped(more)
+    local plain = write("z.csv", bytes)
+    os.execute(("gzip -c %s > %s.gz"):format(plain, plain))
+    local f <close> = assert(io.open(plain .. ".gz", "rb"))
+    return write("padded.csv.gz", f:read "a" .. more)
+  end
+  it("may be padded with zeros", function()
+    for _, n in ipairs { 1, 7, 8, 512, 10240 } do
+      assert.are.equal(501, data.csv({ file = zipped(("\0"):rep(n)), targets = "b" }):count())
+    end
+  end)
+  it("followed by anything else is damaged", function()
+    assert.matches("damaged", message(data.csv, { file = zipped("\0\0x"), targets = "b" }))
   end)
 end)
