@@ -196,6 +196,7 @@ function Engine:resume(what, ...)
   else
     meta = not core.exists(what .. "/manifest.json") and newest(self, what) or self.exec:load { path = what }
   end
+  self.settled = nil
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
   if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end
   shared.changed(self, true)
@@ -217,7 +218,8 @@ end
 local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
-  for _, b in ipairs(self.between) do
+  for i = 1, #self.between do
+    local b = self.between[i]
     if self.step_number % b.every == 0 then self.exec:call(b.number, {}) end
   end
   shared.changed(self)
@@ -250,9 +252,11 @@ function Engine:batches()
   end
 end
 
---- Asks the schedule for the learning rates of the step at hand.
+--- Asks the schedule for the learning rates of the step at hand, as long as they change.
 function Engine:schedule()
-  self.exec:rate(table.unpack(self.job.schedule:rates(self.exec:updates(), self.steps, self.rates)))
+  local rule, at = self.job.schedule, self.exec:updates()
+  self.exec:rate(table.unpack(rule:rates(at, self.steps, self.rates)))
+  self.settled = rule.settles and at >= rule.settles
 end
 
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
@@ -268,8 +272,8 @@ function Engine:step(batch)
       batch.step,
       self.step_number + 1)
   end
-  shared.take(self, "engine:step")
-  self:schedule()
+  if #self.partners > 0 then shared.take(self, "engine:step") end
+  if not self.settled then self:schedule() end
   return stepped(self, self.exec:step(self.loader, self.info))
 end
 

@@ -241,7 +241,8 @@ function Turn:init() self.line = dt.nn.Linear(4, 3) end
 function Turn:forward(x) return (self.line(x):all_to_all "data") end
 return dt.job { model = Turn(), loss = function(y) return y:mean() end, batch = 6, steps = 1, optimizer = dt.optim.SGD { lr = 0.1 },
   data = dt.data.synthetic { inputs = { 4 }, targets = { 1 }, samples = 12 } }]])
-    for _, c in ipairs { { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
+    for _, c in ipairs {
+      { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
       { "model", "model.lua:4: all_to_all: dim 0 of [3,3] does not divide by 2 ranks; 2 or 4 would" } } do
       local code, text = support.run(("%s/%s.lua"):format(dir, c[1]), { ranks = 2 })
       assert.are.equal(1, code, text)
