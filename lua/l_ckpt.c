@@ -3,6 +3,7 @@
  *
  * In a checkpoint a parameter and a buffer have their own names, an optimizer state is "parameter:state". */
 #include "l_exec.h"
+#include "l_graph.h"
 
 /* Rank 0's status becomes everybody's. */
 static dt_status tell(dt_comm *c, dt_status st, dt_err *e) {
@@ -53,7 +54,7 @@ int dtl_exec_save(lua_State *L) {
                     .scale_hysteresis = s.hysteresis,
                     .schedule = s.updates,
                     .version = DT_VERSION};
-  seed = (int64_t)ctx->seed;
+  seed = (int64_t)dt_ctx_seed(ctx);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"dir", 's', &dir, NULL}, {"keep", 'i', &keep, NULL}, {"meta", 'v', &meta, NULL});
   if (!dir) dtl_fail(L, "%s: 'dir' is missing; name the folder of the checkpoints", fn);
@@ -78,7 +79,7 @@ int dtl_exec_save(lua_State *L) {
     dt_view v = dt_exec_get(b->x, names[i]);
     if (dt_exec_parted(b->x, i)) { /* all ranks tell their parts; only rank 0 keeps the whole */
       dt_type t = dt_exec_type(b->x, i);
-      dtl_tensor *whole = ctx->comm->rank == 0 ? dtl_tensor_new(L, &t) : NULL;
+      dtl_tensor *whole = dt_ctx_world(ctx)->rank == 0 ? dtl_tensor_new(L, &t) : NULL;
       char *scratch = whole ? NULL : dt_xalloc((size_t)dt_nbytes(&t) + 1);
       dt_status told = dt_exec_read(b->x, i, whole ? whole->v.p : scratch, &e);
       free(scratch);
@@ -89,10 +90,13 @@ int dtl_exec_save(lua_State *L) {
     }
     list[optim][count[optim]++] = (dt_named){name, v};
   }
-  if (ctx->comm->rank == 0) {
+  if (dt_ctx_world(ctx)->rank == 0) {
     st = dt_ckpt_write(dir, &m, list[0], count[0], list[1], count[1], (int)keep, &e);
   }
-  if (tell(ctx->comm, st, &e)) dtl_raise(L, &e);
+  dt_comm_patience("writing a checkpoint");
+  st = tell(dt_ctx_world(ctx), st, &e);
+  dt_comm_patience(NULL);
+  if (st) dtl_raise(L, &e);
   return 0;
 }
 
@@ -153,7 +157,7 @@ static dt_status load(dt_exec *x, dt_comm *comm, const char *dir, const char *pa
     }
     if (comm->rank == 0) dtl_copy_view(&v, dt_st_find(optim ? &c.optim : &c.model, name));
     if (comm->size > 1) st = comm->vt->broadcast(comm, v.p, dt_nbytes(&v.t), 0, e);
-    if (whole && !st) dt_exec_write(x, i, whole);
+    if (whole && !st) st = dt_exec_write(x, i, whole, e);
     free(whole);
   }
   if (comm->rank == 0) dt_ckpt_close(&c);
@@ -173,7 +177,7 @@ int dtl_exec_load(lua_State *L) {
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"dir", 's', &dir, NULL}, {"path", 's', &path, NULL});
   if (!dir == !path) dtl_fail(L, "%s: give either dir (its newest checkpoint) or path (one checkpoint)", fn);
-  DTL_TRY(L, &e, load(b->x, dtl_ctx(L)->comm, dir, path, &m, where, sizeof where, &found, &e));
+  DTL_TRY(L, &e, load(b->x, dt_ctx_world(dtl_ctx(L)), dir, path, &m, where, sizeof where, &found, &e));
   if (!found) return lua_pushnil(L), 1;
   dt_exec_state_set(b->x, &(dt_exec_state){.step = m.step,
                                            .samples = m.samples,

@@ -16,9 +16,11 @@
 
 static struct {
   dt_ctx *ctx;
-  dt_ctx alone; /* ctx with a communicator of one rank */
+  dt_ctx *alone; /* ctx with a communicator of one rank */
   char *script;
+  bool interrupted; /* the run was asked to stop, and has come to an orderly end */
 } proc;
+enum { INTERRUPTED = 75 }; /* EX_TEMPFAIL of sysexits.h: come again */
 
 /* ---- the context ---- */
 /* Runs at exit, also after a script's os.exit. */
@@ -26,11 +28,12 @@ static void process_end(int status, void *unused) {
   (void)unused;
   fflush(NULL);
   if (!proc.ctx) return;
-  if (status != 0) dt_trace_flush(proc.ctx->trace);
-  if (status != 0 && proc.ctx->comm->size > 1) proc.ctx->comm->vt->abort(proc.ctx->comm, status & 255);
+  if (proc.interrupted && status == INTERRUPTED) status = 0; /* on all ranks */
+  dt_comm *world = dt_ctx_world(proc.ctx);
+  if (status != 0) dt_trace_flush(proc.ctx);
+  if (status != 0 && world->size > 1) world->vt->abort(world, status & 255);
   dtl_exec_end();
-  dtl_eager_clear();
-  proc.alone.comm->vt->close(proc.alone.comm);
+  dt_ctx_alone_close(proc.alone);
   dt_ctx_close(proc.ctx);
   proc.ctx = NULL;
   free(proc.script);
@@ -44,16 +47,13 @@ static void stay_loaded(void) {
 }
 
 static dt_status open_ctx(int threads, dt_err *e) {
-  dt_comm *self;
-  DT_TRY(dt_comm_self(&self, e));
   dt_status st = dt_ctx_open(threads, &proc.ctx, e);
+  if (!st) st = dt_ctx_alone(proc.ctx, &proc.alone, e);
   if (st) {
-    self->vt->close(self);
+    dt_ctx_close(proc.ctx);
     proc.ctx = NULL;
     return st;
   }
-  proc.alone = *proc.ctx;
-  proc.alone.comm = self;
   stay_loaded();
   on_exit(process_end, NULL);
   return DT_OK;
@@ -69,7 +69,7 @@ dt_ctx *dtl_ctx(lua_State *L) {
 
 dt_ctx *dtl_eager_ctx(lua_State *L) {
   dtl_ctx(L);
-  return &proc.alone;
+  return proc.alone;
 }
 
 /* core.ctx{ threads =, seed = } */
@@ -80,14 +80,13 @@ static int l_ctx(lua_State *L) {
   if (threads < 0 || threads > 4096)
     dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
   if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
-  else if (threads && threads != proc.ctx->threads && !proc.ctx->execs && !proc.alone.execs) {
-    DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, (int)threads, &e));
-    proc.alone.pool = proc.ctx->pool, proc.alone.dev = proc.ctx->dev, proc.alone.threads = proc.ctx->threads;
-  } else if (threads && threads != proc.ctx->threads)
-    dtl_fail(
-        L, "this process already runs with %d threads; ask for %lld before the first tensor operation (--threads %lld)",
-        proc.ctx->threads, (long long)threads, (long long)threads);
-  proc.ctx->seed = proc.alone.seed = (uint64_t)seed;
+  else if (threads && threads != dt_ctx_nthreads(proc.ctx) && !dtl_exec_alive(L)) {
+    DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, proc.alone, (int)threads, &e));
+  } else if (threads && threads != dt_ctx_nthreads(proc.ctx))
+    dtl_fail(L,
+             "an engine of this process already runs with %d threads, and another asks for %lld; give --threads once",
+             dt_ctx_nthreads(proc.ctx), (long long)threads);
+  dt_ctx_set_seed(proc.ctx, proc.alone, (uint64_t)seed);
   return 0;
 }
 
@@ -97,7 +96,7 @@ static int l_trace(lua_State *L) {
   const char *path = dtl_text(L, "core.trace", 1, 1);
   int64_t first = dtl_int(L, "core.trace", 2, 2), last = dtl_int(L, "core.trace", 3, 3);
   dt_ctx *c = dtl_ctx(L);
-  if (!c->trace) DTL_TRY(L, &e, dt_trace_open(c, path, first, last, &e));
+  DTL_TRY(L, &e, dt_trace_open(c, path, first, last, &e));
   return 0;
 }
 
@@ -110,40 +109,106 @@ static int l_backend(lua_State *L) {
     dtl_fail(
         L,
         "the backend mpi needs a launcher, and none started this process; write mpirun -n N dtrain ..., or take self");
-  if (proc.ctx && self && proc.ctx->comm->size > 1)
+  if (proc.ctx && self && dt_ctx_world(proc.ctx)->size > 1)
     dtl_fail(L, "the backend self comes too late, %d ranks are joined already; choose it before anything else",
-             proc.ctx->comm->size);
+             dt_ctx_world(proc.ctx)->size);
   if (!auto_ && !proc.ctx) setenv("DT_COMM", want, 1);
   return 0;
 }
 
-static int l_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->rank), 1; }
-static int l_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->size), 1; }
-static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_rank), 1; }
-static int l_local_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_size), 1; }
-static int l_threads(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->threads), 1; }
+static int l_rank(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->rank), 1; }
+static int l_size(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->size), 1; }
+static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->local_rank), 1; }
+static int l_local_size(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->local_size), 1; }
+static int l_seed(lua_State *L) { return lua_pushinteger(L, (lua_Integer)dt_ctx_seed(dtl_ctx(L))), 1; }
+static int l_threads(lua_State *L) { return lua_pushinteger(L, dt_ctx_nthreads(dtl_ctx(L))), 1; }
 
 /* ---- signals ---- */
-static volatile sig_atomic_t stop_flag;
-static double stop_time;
+/* What asks to stop: Ctrl-C, launchers and `timeout`, a closed terminal, and the early warnings that Slurm can send. */
+static const struct {
+  int number;
+  const char *name;
+} stops[] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}};
+enum { NSTOPS = sizeof stops / sizeof *stops };
+static const double GRACE = 5; /* seconds of Lua code between a request to stop and the next step */
+static struct {
+  volatile sig_atomic_t by, told, training; /* by: the signal; told: core.stop_requested has said so */
+  double asked, seen, lua; /* when the signal came, Lua code was last seen to run, and for how long it ran since */
+  lua_State *L;
+  bool silent; /* the launcher tells why it ended its ranks */
+} stop;
 
-/* The first asks to stop; a second Ctrl-C ends at once. Launchers and `timeout` signal the process and then its group: what
- * follows within a third of a second is the same request. */
+static const char *name_of(int sig) {
+  for (int i = 0; i < NSTOPS; i++)
+    if (stops[i].number == sig) return stops[i].name;
+  return "a signal";
+}
+
+/* Runs in Lua code once a stop was asked for, at every so many instructions; code that never comes to the next step is ended. A gap
+ * between two calls is time of the core's (a save, an evaluation), of which little counts. */
+static void on_lua(lua_State *L, lua_Debug *ar) {
+  (void)ar;
+  double now = dt_now(), gap = now - stop.seen;
+  stop.seen = now;
+  stop.lua += gap < 0.1 ? gap : 0.1;
+  if (stop.told) lua_sethook(L, NULL, 0, 0);
+  else if (stop.lua > GRACE)
+    dtl_fail(L,
+             "asked to stop by %s, but this code has not come to the next step for %g s; what was not saved before is "
+             "lost: leave the loop, or save in it",
+             name_of(stop.by), GRACE);
+}
+
+/* While there is no training to bring to an end, the signal ends the process. Else the first asks to stop, and a second Ctrl-C
+ * ends at once: launchers and `timeout` signal the process and then its group, so what follows within a third of a second
+ * is the same request. */
 static void on_signal(int sig) {
+  static const char before[] = "dtrain: ended by ", after[] = " before training; nothing is left half-written\n";
   double now = dt_now();
-  if (stop_flag && sig == SIGINT && now - stop_time > 0.3) _exit(130);
-  if (!stop_flag) stop_time = now;
-  stop_flag = 1;
+  if (!stop.training) {
+    const char *name = name_of(sig);
+    if (!stop.silent && write(2, before, sizeof before - 1) > 0 && write(2, name, strlen(name)) > 0)
+      (void)!write(2, after, sizeof after - 1);
+    signal(sig, SIG_DFL);
+    raise(sig); /* when this handler returns */
+    return;
+  }
+  if (stop.by && sig == SIGINT && now - stop.asked > 0.3) _exit(130);
+  if (stop.by) return;
+  stop.asked = stop.seen = now, stop.by = sig;
+  lua_sethook(stop.L, on_lua, LUA_MASKCOUNT, 10000); /* as lua.c does: safe in a handler */
 }
 
-void dtl_signals(void) {
-  struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+void dtl_signals(lua_State *L) {
+  struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
+  stop.L = L, stop.silent = dt_comm_launched();
   sigemptyset(&a.sa_mask);
-  sigaction(SIGINT, &a, NULL);
-  sigaction(SIGTERM, &a, NULL);
+  for (int i = 0; i < NSTOPS; i++) {
+    if (stops[i].number == SIGHUP && !sigaction(SIGHUP, NULL, &old) && old.sa_handler == SIG_IGN) continue; /* nohup */
+    sigaction(stops[i].number, &a, NULL);
+  }
 }
 
-static int l_stop_requested(lua_State *L) { return lua_pushboolean(L, stop_flag), 1; }
+void dtl_training(void) { stop.training = 1; }
+
+/* core.trained(): the run is over and saved; what follows is not worth waiting for */
+static int l_trained(lua_State *L) {
+  (void)L;
+  stop.training = 0;
+  return 0;
+}
+
+/* core.interrupted() -> the exit code of a run that was asked to stop while work was left; all ranks end with it, each in its own time */
+static int l_interrupted(lua_State *L) {
+  proc.interrupted = true;
+  return lua_pushinteger(L, INTERRUPTED), 1;
+}
+bool dtl_interrupted(void) { return proc.interrupted; }
+
+static int l_stop_requested(lua_State *L) {
+  stop.told = stop.by != 0;
+  return lua_pushboolean(L, stop.told), 1;
+}
 
 /* ---- clock ---- */
 static int l_now(lua_State *L) { return lua_pushnumber(L, dt_now()), 1; }
@@ -153,7 +218,7 @@ static int l_sleep(lua_State *L) {
   double s = dtl_num(L, "core.sleep", 1, 1);
   if (!(s >= 0 && s < 1e9)) dtl_fail(L, "core.sleep: %g seconds; give 0 or more", s);
   struct timespec t = {(time_t)s, (long)((s - (double)(time_t)s) * 1e9)};
-  while (nanosleep(&t, &t) && errno == EINTR && !stop_flag) continue;
+  while (nanosleep(&t, &t) && errno == EINTR && !stop.by) continue;
   return 0;
 }
 
@@ -227,8 +292,11 @@ void dtl_open_sys(lua_State *L) {
       {"size", l_size},
       {"local_rank", l_local_rank},
       {"local_size", l_local_size},
+      {"seed", l_seed},
       {"threads", l_threads},
       {"stop_requested", l_stop_requested},
+      {"trained", l_trained},
+      {"interrupted", l_interrupted},
       {"now", l_now},
       {"sleep", l_sleep},
       {"isatty", l_isatty},

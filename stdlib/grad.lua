@@ -27,7 +27,8 @@ end
 return function(f, model, ...)
   util.check("value_and_grad", f, "callable")
   local graph = core.graph { plain_grad = true }
-  local s = { graph = graph, symbols = {}, training = true, label = "the model given to value_and_grad" }
+  local s = { graph = graph, symbols = {}, training = true, concrete = true,
+    label = "the model given to value_and_grad" }
   local args = table.pack(...)
   local inputs, buffers, handed = {}, {}, model
   local entries

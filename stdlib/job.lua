@@ -4,6 +4,7 @@ local cli = require "dtrain.cli"
 local data = require "dtrain.data"
 local define = require "dtrain.optim.define"
 local metrics = require "dtrain.metrics"
+local modules = require "dtrain.nn.module"
 local schedule = require "dtrain.optim.schedule"
 local strategies = require "dtrain.strategy"
 local util = require "dtrain.util"
@@ -11,9 +12,16 @@ local util = require "dtrain.util"
 local Job = { __name = "job" }
 Job.__index = Job
 
-local M = {}
+local M = { made = {} } -- made: every job of the process, in order
 
 function M.is(x) return getmetatable(x) == Job end
+
+--- Jobs that no engine was made of, in order; engine.lua marks the others as taken.
+function M.idle()
+  local out = {}
+  for _, job in ipairs(M.made) do if not job.taken then out[#out + 1] = job end end
+  return out
+end
 
 local function check_batch(b)
   if type(b) == "number" then b = { global = b } end
@@ -54,6 +62,39 @@ local function check_data(d)
     { "test", "dataset" } })
 end
 
+-- Names of all parameters of a job.
+local function parameters_of(o)
+  local names = {}
+  for _, m in ipairs { { "", o.model }, { "loss.", o.loss } } do
+    if modules.is(m[2]) then
+      modules.base.each_parameter(m[2], function(name, p)
+        if p.type == "param" then names[#names + 1] = m[1] .. name end
+      end)
+    end
+  end
+  return names
+end
+
+-- freeze = module or list of modules: set of parameters, all of them the job's.
+local function check_freeze(o)
+  local frozen, own = {}, {}
+  for _, m in ipairs { o.model, o.loss } do
+    if modules.is(m) then modules.base.each_parameter(m, function(_, p) own[p] = true end) end
+  end
+  for i, m in ipairs(modules.is(o.freeze) and { o.freeze } or o.freeze or {}) do
+    if not modules.is(m) then
+      util.fail("dt.job: freeze is a module or a list of modules; entry %d is %s", i, util.show(m))
+    end
+    modules.base.each_parameter(m, function(name, p)
+      if not own[p] then
+        util.fail("dt.job: freeze: the parameter '%s' of entry %d is no part of the job's model or loss", name, i)
+      end
+      frozen[p] = true
+    end)
+  end
+  return frozen
+end
+
 local function field(set, name)
   for _, f in ipairs(set:fields()) do
     if f.name == name then return f end
@@ -63,7 +104,8 @@ end
 --- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16" | { dtype =,
 --- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
 --- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
---- out =, log_every =, profile =, after = function(engine) } -> job. Errors name the key and the script's line.
+--- out =, log_every =, profile =, freeze = module | list of modules that this job leaves as they are,
+--- after = function(engine) } -> job. Errors name the key and the script's line.
 function M.job(given)
   local o = util.options("dt.job", given, {
     { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },
@@ -73,7 +115,7 @@ function M.job(given)
     { "parallel", "table", {} }, { "checkpoint", "table" }, { "steps", "count" }, { "epochs", "count" },
       { "eval", "table" },
     { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "profile", "boolean", false },
-    { "after", "callable" } })
+    { "after", "callable" }, { "freeze", "module|table" } })
   for _, key in ipairs { "model", "loss" } do
     if util.kind(o[key]) == "module class" then
       util.fail("dt.job: %s is the class %s; make an instance: %s = %s(...)", key, o[key].name, key, o[key].name)
@@ -82,6 +124,7 @@ function M.job(given)
   if o.steps and o.epochs then util.fail("dt.job has both steps and epochs; give one") end
   local self = setmetatable(o, Job)
   self.where = util.frame()
+  self.frozen = check_freeze(o)
   self.batch = check_batch(o.batch)
   self.clip = check_clip(o.clip)
   self.precision, self.scaling = check_precision(o.precision)
@@ -90,6 +133,7 @@ function M.job(given)
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)
   if not define.is(o.optimizer) then util.fail("dt.job: optimizer wants e.g. optim.AdamW { lr = 3e-4 }") end
+  o.optimizer:check_groups(parameters_of(o))
   if o.checkpoint then
     self.checkpoint = util.options("dt.job: checkpoint", o.checkpoint,
       { { "dir", "string", required = true }, { "every", "count" },
@@ -110,25 +154,34 @@ function M.job(given)
   end
   e.metrics = metrics.list(e.metrics)
   self.eval = e
+  M.made[#M.made + 1] = self
   return self
 end
 
 --- A field { name, dtype, shape } of the training set, or nil.
 function Job:field(name) return field(self.data.train, name) end
 
---- Where a rank among `ranks` stands: { ranks, rank, mesh, data = its coordinate on the axis "data", replicas = that
---- axis's size }.
+--- Where a rank among `ranks` stands: { ranks, rank, mesh, data = which part of the samples is its, replicas = parts of the samples,
+--- copies = ranks that have the same part of the model }.
 function Job:where_is(rank, ranks)
   local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
-  local data_at, replicas = strategies.coord(mesh, rank, "data")
-  if self.parallel.p.independent then data_at, replicas = 0, 1 end -- every batch goes to all
-  return { ranks = ranks, rank = rank, mesh = mesh, data = data_at, replicas = replicas }
+  local at, copies = strategies.among(mesh, rank, "samples")
+  local alone = self.parallel:replicas() == "alone" -- every batch goes to all
+  return { ranks = ranks, rank = rank, mesh = mesh, data = alone and 0 or at, replicas = alone and 1 or copies, copies = copies }
 end
 
 --- Rows of a full microbatch on so many replicas: batch.micro, at most a replica's part of the global batch.
 function Job:rows(replicas)
   local part = math.max(1, -(-math.min(self.batch.global, self.data.train:count()) // replicas))
   return math.min(self.batch.micro or part, part)
+end
+
+--- Says how many replicas of a mesh (job:where_is) have no sample in a full step; nil where each has some.
+function Job:without_samples(where)
+  local n = math.min(self.batch.global, self.data.train:count())
+  if where.replicas <= n then return nil end
+  return ("batch %d has a sample for %d of %d replicas: the others compute nothing; a batch of %d or more, or fewer ranks, would "
+    .. "do"):format(self.batch.global, n, where.replicas, where.replicas)
 end
 
 --- Optimizer steps to train, given the steps of an epoch. Options of the command line come first.

@@ -1,6 +1,7 @@
 -- A step in pieces, as an engine's methods: for each microbatch of this rank forward, backward and step, called by the script.
 -- Invariant: together they run the plan of a whole step, in its order, and so have its bits. engine.pieces is the microbatch
 -- under way, `wants` the call that is due.
+local shared = require "dtrain.shared"
 local strategies = require "dtrain.strategy"
 local util = require "dtrain.util"
 
@@ -15,7 +16,7 @@ end
 --- Iterates over (step, microbatch) of this rank: { step, epoch, index, micro = from 1, micros = how many }. The loop calls
 --- `loss = engine(batch)`, `engine:backward(loss)` and `engine:step()` for each; the last of a step updates.
 function Pieces:microbatches()
-  if select(2, strategies.coord(self.where.mesh, 0, "pipeline")) > 1 then
+  if select(2, strategies.among(self.where.mesh, 0, "stages")) > 1 then
     util.fail("engine:microbatches: with pipeline stages forward and backward of several microbatches interleave; "
       .. "use engine:batches() and engine:step(batch), which do the whole")
   end
@@ -26,8 +27,10 @@ function Pieces:microbatches()
         p.micro, p.step, p.wants)
     end
     if not p then
-      if self.step_number >= self.steps or self:stop_requested() then return nil end
+      if self:over() then return nil end
       p = M.batch(self)
+      shared.take(self, "engine:microbatches")
+      self:schedule()
       p.micro, p.micros = 0, self.exec:begin(self.loader)
       self.pieces = p
     end

@@ -1,7 +1,10 @@
 /* Inner header of the executor: what its files share. */
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
-#include "../dt.h"
+#include "../plan/plan.h"
+#include "../store/names.h"
+#include "../store/pieces.h"
+#include "ctx.h"
 
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
@@ -32,21 +35,18 @@ typedef struct bound_plan {
   dt_view *input, *output;
   double *stats;      /* f64[2] in the device's memory, or NULL */
   const char **field; /* names of inputs */
-  double *hyper;      /* [hypers] on the host, written before each step */
+  double *hyper;      /* [hypers] on the host: what the device has */
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
-/* A persistent tensor. A part of one: this rank keeps `len` elements from `begin` on, `v` as a vector. */
+/* A persistent tensor. */
 typedef struct dt_kept {
-  dt_type t, local; /* of the whole, and of this rank's part where tensor parallelism cuts it (`cut`) */
-  bool cut;
-  bool away;  /* in a pipeline: only ranks of other stages have it, the first of them at coordinate `owner` */
+  dt_stored at; /* which elements of which whole tensor lie where */
+  dt_view v;    /* what this rank keeps of it: its local tensor, or its share as a vector */
+  bool
+      away; /* in a pipeline: only ranks of other stages have it; of `at` only the whole type and the owner are known */
   bool grads; /* a parameter that gets a gradient */
-  int owner;
-  dt_view v;
-  bool part;
-  int64_t begin, len;
-  int param; /* in the first plan's graph, where it is a part; -1: a hook's state, of which each rank has a row */
+  int param;  /* of a parameter and its states: in the first plan's graph; otherwise -1 */
 } dt_kept;
 /* One end of an edge: a ring of buffers and what is under way in them. */
 typedef struct lane {
@@ -58,7 +58,7 @@ typedef struct lane {
   char *byte;        /* [depth] what the word consists of */
   int64_t count;
 } lane;
-typedef struct pipe { /* of a rank on the axis "pipeline" */
+typedef struct pipe { /* of a rank on the axis of stages */
   dt_comm *comm;
   int chunks, nlane;
   char **theirs; /* [ranks of the pipeline] peers' windows, NULL on other hosts; our own */
@@ -83,7 +83,7 @@ typedef struct dt_trace dt_trace;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
-  double *lr, *group_lr;
+  double *lr; /* [groups] */
   int nplan;
   bound_plan *b; /* [nplan] */
   bool ready;
@@ -96,10 +96,9 @@ struct dt_exec {
   dt_event last;             /* of the last one */
   dt_tick tick;
   dt_exec_state state;
-  const char **names;
-  dt_kept *kept;
-  int nnames;
-  struct { /* the step under way */
+  dt_names names;
+  dt_kept *kept; /* [names] */
+  struct {       /* the step under way */
     dt_batch batch;
     double begun, stats[2];
     int64_t start, micro_start; /* for the trace */
@@ -107,13 +106,14 @@ struct dt_exec {
     bound_plan *plan;           /* of that microbatch */
   } now;
   double inv_count;   /* what the last step's gradients were multiplied by */
+  int skips;          /* steps in a row that overflowed at a loss scale that shrinks no more */
   int fault;          /* DT_FAULT, for tests */
   pipe *pipe;         /* NULL: none */
   dt_trace *trace;    /* NULL: none */
   bool tracing;       /* this step is in it */
   int64_t trace_step; /* its number there */
   bool tells;         /* its loss, statistics and metrics are the ones that count: once for each part of the data */
-  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on the axis "data" alone */
+  dt_comm *replicas;  /* ranks that have the same part of the model: they differ on axes of samples alone */
 };
 
 /* bind.c: allocates and binds */
@@ -122,6 +122,7 @@ void dt_exec_unbind(dt_exec *x);
 char *dt_exec_shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root);
 /* first.c: first values */
 dt_status dt_exec_init_values(dt_exec *x, dt_err *e);
+void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, once all ranks have its first values */
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
 int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */
@@ -144,10 +145,16 @@ dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int
 bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
 dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Launches the kernels of a plan's microbatch again, whose inputs are there: the error about the first value that is not finite,
+ * DT_OK when all are. first: gradients begin. */
+dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e);
+/* What the first rank with an error (found, mine) says becomes the error of all; a collective. */
+dt_status dt_exec_share_blame(dt_exec *x, dt_status found, dt_err *mine, int64_t step, const char *what, double value,
+                              dt_err *e);
 /* Runs the step's microbatches again, looking: the error about the first value that is not finite. */
 dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e);
 
-/* pipe.c: the step of a rank on the axis "pipeline" */
+/* pipe.c: the step of a rank on the axis of stages */
 dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e); /* rings: dt_plan_rings bytes, 64-byte aligned */
 void dt_pipe_free(dt_exec *x);
 dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e);

@@ -12,12 +12,12 @@ typedef struct filling {
   int64_t local, global, n; /* elements [global, global + n) of the whole tensor go to local.. */
 } filling;
 
-/* Independent replicas begin with values of their own. */
+/* Replicas that are alone begin with values of their own. */
 static uint64_t seed_of(const dt_exec *x) {
   const dt_plan *p = x->b[0].plan;
-  if (!p->spec.independent) return x->ctx->seed;
-  return x->ctx->seed + 0x9e3779b97f4a7c15u *
-                            (uint64_t)dt_mesh_coord(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axis(&p->g->mesh, "data"));
+  if (p->spec.replicas != DT_REPLICAS_ALONE) return x->ctx->seed;
+  int part = dt_mesh_among(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES));
+  return x->ctx->seed + 0x9e3779b97f4a7c15u * (uint64_t)part;
 }
 
 static void fill_part(void *ctx, int part, int parts) {
@@ -40,6 +40,10 @@ static void fill_part(void *ctx, int part, int parts) {
       if (4 * q + i >= f->global && 4 * q + i < f->global + f->n)
         dt_put(f->p, f->dtype, f->local + 4 * q + i - f->global, v[i]);
   }
+}
+
+void dt_draw(const dt_init *in, uint64_t seed, const char *name, dt_view v) {
+  fill_part(&(filling){in, v.p, v.t.dtype, dt_hash(name, strlen(name), seed), 0, 0, dt_numel(&v.t)}, 0, 1);
 }
 
 /* Elements global.. of a tensor's first value, n of them, into elements local.. of v. */
@@ -74,36 +78,20 @@ static dt_status first_value(dt_exec *x, const dt_init *in, dt_view v, const cha
   return DT_OK;
 }
 
-/* v: elements of the rank's local tensor from `begin` on; that tensor is a part of the whole. Padding stays zero. */
-static void param_ranges(dt_exec *x, const dt_param *p, dt_view v, int64_t begin) {
-  int64_t n = dt_numel(&v.t);
-  if (!p->is_cut) {
-    first_range(x, &p->init, v, p->name, 0, begin, n);
-    return;
-  }
-  struct dt_cut cut[8];
-  int64_t pre, post;
-  const dt_mesh *m = &x->b[0].plan->g->mesh;
-  int ncut = dt_param_cuts(p, m->size[p->cut_axis], dt_mesh_coord(m, x->ctx->comm->rank, p->cut_axis), cut, &pre,
-                           &post);
-  for (int64_t o = 0; o < pre; o++)
-    for (int k = 0; k < ncut; k++) {
-      int64_t local = (o * p->full.dim[p->cut_dim] + cut[k].local) * post, len = cut[k].len * post;
-      int64_t global = (o * p->whole.dim[p->cut_dim] + cut[k].global) * post;
-      int64_t from = local > begin ? local : begin, to = local + len < begin + n ? local + len : begin + n;
-      if (from < to) first_range(x, &p->init, v, p->name, from - begin, global + from - local, to - from);
-    }
-}
-
 static dt_status first_param(dt_exec *x, const dt_param *p, dt_err *e) {
   const struct dt_dev_vt *vt = x->ctx->dev->vt;
   dt_view v = dt_exec_view(x, 0, p->val);
   void *at = v.p;
   size_t bytes = (size_t)dt_nbytes(&v.t);
   if (bytes) {
-    DT_TRY(vt->map(x->compute, at, bytes, &v.p, e));
-    param_ranges(x, p, v, p->val == p->own ? p->own_begin : 0);
-    vt->unmap(x->compute, at, bytes, v.p, true);
+    dt_pieces list = {0}; /* padding stays zero */
+    dt_pieces_of(&x->kept[dt_names_find(&x->names, p->name)].at, &x->b[0].plan->g->mesh, x->ctx->comm->rank, &list);
+    dt_status st = vt->map(x->compute, at, bytes, &v.p, e);
+    for (int i = 0; i < list.n && !st; i++)
+      first_range(x, &p->init, v, p->name, list.p[i].local, list.p[i].global, list.p[i].len);
+    if (!st) vt->unmap(x->compute, at, bytes, v.p, true);
+    dt_vec_free(&list);
+    DT_TRY(st);
   }
   for (int s = 0; s < p->nstate; s++)
     DT_TRY(first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), "",
@@ -123,4 +111,16 @@ dt_status dt_exec_init_values(dt_exec *x, dt_err *e) {
     }
   }
   return DT_OK;
+}
+
+void dt_exec_copy_states(dt_exec *x) {
+  const dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    for (int s = 0; s < p->nstate; s++) {
+      if (!p->state_copy[s]) continue;
+      dt_view to = dt_exec_view(x, 0, p->state[s]), from = dt_exec_view(x, 0, p->own >= 0 ? p->own : p->val);
+      dt_dev_copy(x->compute, to.p, from.p, dt_nbytes(&to.t)); /* both are in one piece, and of one dtype */
+    }
+  }
 }

@@ -1,231 +1,242 @@
-/* Tensors that persist in an executor, by name: parameters, buffers, optimizer states. Under ZeRO a rank may keep a part of one only:
- * reading it then goes through the ranks of the axis "data", each telling its part.
+/* Tensors that persist in an executor, by name: parameters, buffers, optimizer states. Under ZeRO, tensor parallelism and pipelines a rank
+ * keeps a part of one, or nothing; which part follows from its descriptor (store/pieces.h) on every rank alike.
  *
- * Invariant: a part is the same elements for a parameter and its states; which rank keeps which follows from the layout alone. Called by
- * the bindings between steps, never inside one. */
+ * Called by the bindings between steps, never inside one. */
 #include <stdlib.h>
 
 #include "exec.h"
 
 /* In a pipeline the list is that of all stages, the same on every rank, and what this rank has takes its place there. */
 static void add(dt_exec *x, const char *name, dt_kept k) {
-  for (int i = 0; i < x->nnames; i++)
-    if (!strcmp(x->names[i], name)) {
-      k.owner = x->kept[i].owner, k.grads = x->kept[i].grads;
-      x->kept[i] = k;
-      return;
-    }
-  x->names = dt_xrealloc(x->names, sizeof *x->names * (size_t)(x->nnames + 1));
-  x->kept = dt_xrealloc(x->kept, sizeof *x->kept * (size_t)(x->nnames + 1));
-  x->names[x->nnames] = name;
-  x->kept[x->nnames++] = k;
+  int known = x->names.list.n, i = dt_names_add(&x->names, name);
+  if (i == known) {
+    x->kept = dt_xrealloc(x->kept, sizeof *x->kept * (size_t)(i + 1));
+  } else {
+    k.at.owner = x->kept[i].at.owner, k.grads = x->kept[i].grads;
+  }
+  x->kept[i] = k;
 }
 
-/* Of which each rank of the axis "data" has its own: the whole has one row for each. */
-static dt_kept rows(dt_exec *x, dt_view v) {
-  const dt_mesh *m = &x->b[0].plan->g->mesh;
-  dt_type t = v.t;
-  int n = dt_mesh_size(m, "data"), mine = dt_mesh_coord(m, x->ctx->comm->rank, dt_mesh_axis(m, "data"));
-  memmove(t.dim + 1, t.dim, sizeof *t.dim * t.nd++);
-  t.dim[0] = n;
-  return (dt_kept){
-      .t = t, .local = t, .v = v, .part = n > 1, .begin = mine * dt_numel(&v.t), .len = dt_numel(&v.t), .param = -1};
+/* Where the elements of a parameter lie that this executor's first plan keeps: cut over an axis, and in shares. */
+static dt_stored stored_of(dt_exec *x, const dt_param *p, bool shares) {
+  dt_plan *plan = x->b[0].plan;
+  dt_stored d = {.whole = p->whole, .stages = dt_mesh_stages(&plan->g->mesh)};
+  if (p->is_cut) {
+    dt_slicing *s = dt_arena_alloc(&plan->g->mem, sizeof *s);
+    *s = (dt_slicing){p->cut_axis, p->cut_dim, p->segs.n, p->segs.size};
+    d.slicing = s, d.nslicing = 1;
+  }
+  if (shares && p->bucket >= 0 && plan->layout.bucket[p->bucket].shares > 1) {
+    const dt_layout_bucket *b = &plan->layout.bucket[p->bucket];
+    d.share = b->shared;
+    d.flat = p->flat - b->begin, d.part = dt_layout_share_len(&plan->layout, p->bucket);
+  }
+  return d;
+}
+
+/* Of which each rank of the axes of samples has its own: the whole has one row for each. */
+static dt_stored rows(dt_exec *x, dt_stored d) {
+  dt_graph *g = x->b[0].plan->g;
+  const dt_mesh *m = &g->mesh;
+  int samples = dt_mesh_axes(m, DT_AXIS_SAMPLES), n = 0;
+  dt_slicing *s = dt_arena_alloc(&g->mem, sizeof *s * (size_t)(m->naxes + d.nslicing));
+  for (int a = 0; a < m->naxes; a++)
+    if (samples >> a & 1) s[n++] = (dt_slicing){.axis = a};
+  for (int i = 0; i < d.nslicing; i++) {
+    s[n] = d.slicing[i];
+    s[n++].dim++;
+  }
+  memmove(d.whole.dim + 1, d.whole.dim, sizeof *d.whole.dim * d.whole.nd++);
+  d.whole.dim[0] = dt_mesh_count(m, samples);
+  d.slicing = s, d.nslicing = n;
+  return d;
+}
+
+static void list_param(dt_exec *x, int i) {
+  dt_graph *g = x->b[0].plan->g;
+  const dt_param *p = &g->param.p[i];
+  dt_kept k = {.grads = p->grad >= 0, .param = i, .v = dt_exec_view(x, 0, p->val)};
+  k.at = stored_of(x, p, p->val == p->own);
+  add(x, p->name, k);
+}
+
+static void list_states(dt_exec *x, int i, bool apart) {
+  dt_graph *g = x->b[0].plan->g;
+  const dt_param *p = &g->param.p[i];
+  for (int s = 0; s < p->nstate; s++) {
+    dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->state[s]), .at = stored_of(x, p, p->own >= 0)};
+    k.at.whole.dtype = k.v.t.dtype;
+    if (apart) k.at = rows(x, k.at);
+    add(x, dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state_name[s]), k);
+  }
+  if (!apart || !p->trainable) return; /* the parameter's own name is rank 0's value; loading it comes first */
+  dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->val), .at = rows(x, stored_of(x, p, false))};
+  add(x, dt_arena_printf(&g->mem, "state:%s:replica", p->name), k);
 }
 
 void dt_exec_list(dt_exec *x) {
   dt_graph *g = x->b[0].plan->g;
-  bool apart = x->b[0].plan->spec.apart && dt_mesh_size(&g->mesh, "data") > 1;
+  bool apart = x->b[0].plan->spec.replicas != DT_REPLICAS_EQUAL && dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
+  int stages = dt_mesh_stages(&g->mesh);
   for (int i = 0; i < g->held.n; i++) {
     const dt_held *h = &g->held.p[i];
-    add(x, h->name, (dt_kept){.t = h->t, .local = h->t, .away = true, .owner = h->owner, .grads = h->grads});
+    dt_stored at = {.whole = h->t, .stages = stages, .owner = h->owner};
+    add(x, h->name, (dt_kept){.at = at, .away = true, .grads = h->grads, .param = -1});
   }
-  for (int i = 0; i < g->param.n; i++) {
-    const dt_param *p = &g->param.p[i];
-    dt_view v = dt_exec_view(x, 0, p->val);
-    add(x, p->name,
-        (dt_kept){.grads = p->grad >= 0,
-                  .t = p->whole,
-                  .local = p->full,
-                  .v = v,
-                  .part = p->val == p->own,
-                  .begin = p->own_begin,
-                  .len = p->own_len,
-                  .param = i,
-                  .cut = p->is_cut});
-  }
+  for (int i = 0; i < g->param.n; i++) list_param(x, i);
   for (int i = 0; i < g->buf.n; i++) {
     const dt_buf *b = &g->buf.p[i];
-    dt_view v = dt_exec_view(x, 0, b->val);
-    const char *name = dt_arena_printf(&g->mem, "%s:%s", b->state ? "state" : "buffer", b->name);
-    add(x, name, b->own ? rows(x, v) : (dt_kept){.t = v.t, .local = v.t, .v = v});
+    dt_kept k = {.v = dt_exec_view(x, 0, b->val), .param = -1};
+    k.at = (dt_stored){.whole = k.v.t, .stages = stages};
+    if (b->own) k.at = rows(x, k.at);
+    add(x, dt_arena_printf(&g->mem, "%s:%s", b->state ? "state" : "buffer", b->name), k);
   }
-  for (int i = 0; i < g->param.n; i++) {
-    const dt_param *p = &g->param.p[i];
-    for (int s = 0; s < p->nstate; s++) {
-      dt_view v = dt_exec_view(x, 0, p->state[s]);
-      dt_type t = p->whole, local = p->full;
-      t.dtype = local.dtype = v.t.dtype;
-      add(x, dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state_name[s]),
-          apart ? rows(x, v)
-                : (dt_kept){.t = t,
-                            .local = local,
-                            .v = v,
-                            .part = p->own >= 0,
-                            .begin = p->own_begin,
-                            .len = p->own_len,
-                            .param = i,
-                            .cut = p->is_cut});
-    }
-    if (apart && p->trainable) /* the parameter's own name is rank 0's value; loading it comes first */
-      add(x, dt_arena_printf(&g->mem, "state:%s:replica", p->name), rows(x, dt_exec_view(x, 0, p->val)));
-  }
+  for (int i = 0; i < g->param.n; i++) list_states(x, i, apart);
 }
 
 /* ---- gradients of the last step: numbers behind those of the list, in its order ---- */
 int dt_exec_gradient(const dt_exec *x, const char *param) {
-  for (int i = 0; i < x->nnames; i++)
-    if (x->kept[i].grads && !strcmp(x->names[i], param)) return x->nnames + i;
-  return -1;
+  int i = dt_names_find(&x->names, param);
+  return i >= 0 && x->kept[i].grads ? x->names.list.n + i : -1;
 }
 
 /* What a number stands for. A gradient is copied out, scaled, into *copy (the caller's to free). */
-static dt_kept kept_at(dt_exec *x, int number, float **copy) {
+static dt_status kept_at(dt_exec *x, int number, dt_kept *k, float **copy, dt_err *e) {
   *copy = NULL;
-  if (number < x->nnames) return x->kept[number];
+  int n = x->names.list.n;
+  *k = x->kept[number < n ? number : number - n];
+  if (number < n) return DT_OK;
   const dt_graph *g = x->b[0].plan->g;
-  const dt_kept *of = &x->kept[number - x->nnames];
-  if (of->away) {
-    dt_kept k = *of;
-    k.t.dtype = DT_F32;
-    return k;
-  }
-  const dt_param *p = &g->param.p[of->param];
-  dt_kept k = {.t = p->whole,
-               .local = p->full,
-               .part = p->own >= 0,
-               .begin = p->own_begin,
-               .len = p->own_len,
-               .param = of->param,
-               .cut = p->is_cut,
-               .owner = of->owner};
-  k.t.dtype = k.local.dtype = DT_F32;
+  k->at.whole.dtype = DT_F32;
+  if (k->away) return DT_OK;
+  const dt_param *p = &g->param.p[k->param];
+  int owner = k->at.owner;
+  k->at = stored_of(x, p, p->own >= 0);
+  k->at.whole.dtype = DT_F32, k->at.owner = owner;
   for (int b = 0; b < g->bucket.n; b++) {
     if (g->bucket.p[b].number != p->bucket) continue;
     dt_view from = dt_exec_view(x, 0, g->bucket.p[b].flat);
-    int64_t n = k.part ? k.len : dt_numel(&k.local), at = p->flat - g->bucket.p[b].begin;
-    if (k.part)
-      at += p->own_begin -
-            dt_numel(&from.t) * dt_mesh_coord(&g->mesh, x->ctx->comm->rank, dt_mesh_axis(&g->mesh, "data"));
-    *copy = dt_xalloc(sizeof(float) * (size_t)(n + 1));
-    for (int64_t i = 0; i < n; i++) (*copy)[i] = (float)(dt_get(from.p, from.t.dtype, at + i) * x->inv_count);
-    k.v = dt_view_make(*copy, &(dt_type){.dtype = DT_F32, .nd = 1, .dim = {n}});
-  }
-  return k;
-}
-
-dt_type dt_exec_type(const dt_exec *x, int number) {
-  if (number < x->nnames) return x->kept[number].t;
-  dt_type t = x->kept[number - x->nnames].t;
-  t.dtype = DT_F32;
-  return t;
-}
-bool dt_exec_parted(const dt_exec *x, int number) { return x->kept[number].part || x->kept[number].cut || x->pipe; }
-
-static dt_status along(dt_exec *x, int axis, dt_comm **c, dt_err *e) {
-  return dt_ctx_comm(x->ctx, &x->b[0].plan->g->mesh, (dt_group){.axes = 1 << axis}, c, e);
-}
-
-/* The rank's local tensor, from the shares of the axis "data". */
-static dt_status read_local(dt_exec *x, const dt_kept *k, char *out, dt_err *e) {
-  const dt_plan *plan = x->b[0].plan;
-  int64_t size = (int64_t)dt_dtype_size(k->t.dtype);
-  if (!k->part) {
-    if (dt_nbytes(&k->local)) memcpy(out, k->v.p, (size_t)dt_nbytes(&k->local));
-    return DT_OK;
-  }
-  const dt_param *p = k->param < 0 ? NULL : &plan->g->param.p[k->param];
-  dt_comm *c;
-  DT_TRY(along(x, dt_mesh_axis(&plan->g->mesh, "data"), &c, e));
-  if (k->len) memcpy(out + k->begin * size, k->v.p, (size_t)(k->len * size));
-  for (int r = 0; r < c->size; r++) {
-    int64_t begin = r * k->len, len = k->len;
-    if (p) dt_layout_share(&plan->layout, p->bucket, r, p->flat, dt_numel(&k->local), &begin, &len);
-    if (len) DT_TRY(c->vt->broadcast(c, out + begin * size, len * size, r, e));
+    int64_t begin, len, at = p->flat - g->bucket.p[b].begin;
+    int rank = x->ctx->comm->rank;
+    dt_pieces_share(&k->at, &g->mesh, rank, &begin, &len);
+    if (k->at.share) at += begin - k->at.part * dt_mesh_among(&g->mesh, rank, k->at.share);
+    const struct dt_dev_vt *vt = x->ctx->dev->vt;
+    void *host, *where = (char *)from.p + at * (int64_t)dt_dtype_size(from.t.dtype);
+    size_t bytes = (size_t)len * dt_dtype_size(from.t.dtype);
+    *copy = dt_xalloc(sizeof(float) * (size_t)(len + 1));
+    if (len) {
+      DT_TRY(vt->map(x->compute, where, bytes, &host, e));
+      for (int64_t i = 0; i < len; i++) (*copy)[i] = (float)(dt_get(host, from.t.dtype, i) * x->inv_count);
+      vt->unmap(x->compute, where, bytes, host, false);
+    }
+    k->v = dt_view_make(*copy, &(dt_type){.dtype = DT_F32, .nd = 1, .dim = {len}});
   }
   return DT_OK;
 }
 
-/* Copies between the whole tensor and the local one of the rank at this coordinate. */
-static void copy_cuts(dt_exec *x, const dt_kept *k, int coord, char *whole, char *local, bool to_whole) {
-  const dt_graph *g = x->b[0].plan->g;
-  const dt_param *p = &g->param.p[k->param];
-  struct dt_cut cut[8];
-  int64_t pre, post, size = (int64_t)dt_dtype_size(k->t.dtype);
-  int n = dt_param_cuts(p, g->mesh.size[p->cut_axis], coord, cut, &pre, &post);
-  for (int64_t o = 0; o < pre; o++)
-    for (int i = 0; i < n; i++) {
-      char *w = whole + (o * k->t.dim[p->cut_dim] + cut[i].global) * post * size;
-      char *l = local + (o * k->local.dim[p->cut_dim] + cut[i].local) * post * size;
-      memcpy(to_whole ? w : l, to_whole ? l : w, (size_t)(cut[i].len * post * size));
-    }
+dt_type dt_exec_type(const dt_exec *x, int number) {
+  int n = x->names.list.n;
+  dt_type t = x->kept[number < n ? number : number - n].at.whole;
+  if (number >= n) t.dtype = DT_F32;
+  return t;
+}
+static bool in_parts(const dt_kept *k) { return k->at.share || k->at.nslicing; }
+bool dt_exec_parted(const dt_exec *x, int number) {
+  int n = x->names.list.n;
+  const dt_kept *k = &x->kept[number < n ? number : number - n];
+  if (x->pipe || in_parts(k)) return true;
+  return number >= n && x->b[0].plan->g->param.p[k->param].own >= 0; /* gradients of whole parameters in shares */
 }
 
-/* ... from the parts of the axis that cuts it. */
-static dt_status read_whole(dt_exec *x, const dt_kept *k, void *out, dt_err *e) {
-  if (!k->cut) return read_local(x, k, out, e);
-  const dt_param *p = &x->b[0].plan->g->param.p[k->param];
-  char *local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1), *peer = dt_xalloc((size_t)dt_nbytes(&k->local) + 1);
-  dt_comm *c = NULL;
-  dt_status st = read_local(x, k, local, e);
-  if (!st) st = along(x, p->cut_axis, &c, e);
-  for (int r = 0; !st && r < c->size; r++) {
-    if (r == c->rank) memcpy(peer, local, (size_t)dt_nbytes(&k->local));
-    st = c->vt->broadcast(c, peer, dt_nbytes(&k->local), r, e);
-    copy_cuts(x, k, r, out, peer, true);
+/* ---- what a rank keeps, in the host's memory ---- */
+dt_status dt_exec_open(dt_exec *x, int number, void **p, dt_err *e) {
+  const dt_view *v = &x->kept[number].v;
+  *p = v->p;
+  if (!dt_nbytes(&v->t)) return DT_OK;
+  return x->ctx->dev->vt->map(x->compute, v->p, (size_t)dt_nbytes(&v->t), p, e);
+}
+void dt_exec_shut(dt_exec *x, int number, void *p, bool wrote) {
+  const dt_view *v = &x->kept[number].v;
+  if (dt_nbytes(&v->t)) x->ctx->dev->vt->unmap(x->compute, v->p, (size_t)dt_nbytes(&v->t), p, wrote);
+}
+
+/* Each rank of this stage that keeps other elements tells them, the first of its replicas; `mine` is this rank's. */
+static dt_status gather(dt_exec *x, const dt_kept *k, const void *mine, char *out, dt_err *e) {
+  const dt_mesh *m = &x->b[0].plan->g->mesh;
+  dt_stored d = k->at;
+  dt_comm *c;
+  int me = x->ctx->comm->rank, stages = dt_mesh_stages(m), at = 0;
+  int64_t size = (int64_t)dt_dtype_size(d.whole.dtype);
+  d.owner = dt_mesh_coord(m, me, stages);
+  DT_TRY(dt_ctx_comm(x->ctx, m, (dt_group){.axes = ((1 << m->naxes) - 1) & ~(stages < 0 ? 0 : 1 << stages)}, &c, e));
+  dt_type local = dt_pieces_local(&d, m);
+  char *buf = dt_xalloc((size_t)dt_nbytes(&local) + 1);
+  dt_status st = DT_OK;
+  dt_pieces list = {0};
+  for (int r = 0; r < dt_mesh_ranks(m) && !st; r++) { /* ranks of the group are the stage's, in ascending order */
+    if (dt_mesh_coord(m, r, stages) != d.owner) continue;
+    int source = at++;
+    if (dt_pieces_replica(&d, m, r)) continue;
+    int64_t begin, len;
+    dt_pieces_share(&d, m, r, &begin, &len);
+    if (r == me && len) memcpy(buf, mine, (size_t)(len * size));
+    if (len && c->size > 1) st = c->vt->broadcast(c, buf, len * size, source, e);
+    list.n = 0;
+    dt_pieces_of(&d, m, r, &list);
+    for (int i = 0; i < list.n; i++)
+      memcpy(out + list.p[i].global * size, buf + list.p[i].local * size, (size_t)(list.p[i].len * size));
   }
-  free(local), free(peer);
+  dt_vec_free(&list);
+  free(buf);
   return st;
 }
 
 dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e) {
   float *copy;
-  dt_kept k = kept_at(x, number, &copy);
-  dt_status st = k.away ? DT_OK : read_whole(x, &k, out, e);
+  dt_kept k;
+  void *p = NULL;
+  dt_status st = kept_at(x, number, &k, &copy, e);
+  if (!st && !k.away) {
+    if (copy) p = copy;
+    else st = dt_exec_open(x, number, &p, e);
+    if (!st && in_parts(&k)) st = gather(x, &k, p, out, e);
+    else if (!st && dt_nbytes(&k.at.whole)) memcpy(out, p, (size_t)dt_nbytes(&k.at.whole));
+    if (p && !copy) dt_exec_shut(x, number, p, false);
+  }
   free(copy);
   if (!st && x->pipe) { /* from the first stage that has it */
     dt_comm *c = x->pipe->comm;
-    st = c->vt->broadcast(c, out, dt_nbytes(&k.t), k.owner, e);
+    st = c->vt->broadcast(c, out, dt_nbytes(&k.at.whole), k.at.owner, e);
   }
   return st;
 }
 
-void dt_exec_write(dt_exec *x, int number, const void *in) {
+dt_status dt_exec_write(dt_exec *x, int number, const void *in, dt_err *e) {
   const dt_kept *k = &x->kept[number];
-  const dt_mesh *m = &x->b[0].plan->g->mesh;
-  char *local = NULL;
-  if (k->away) return;
-  if (k->cut) {
-    local = dt_xalloc((size_t)dt_nbytes(&k->local) + 1); /* padding: zeros */
-    copy_cuts(x, k, dt_mesh_coord(m, x->ctx->comm->rank, x->b[0].plan->g->param.p[k->param].cut_axis), (char *)in,
-              local, false);
-    in = local;
-  }
-  int64_t begin = k->part ? k->begin * (int64_t)dt_dtype_size(k->t.dtype) : 0;
-  if (dt_nbytes(&k->v.t)) memcpy(k->v.p, (const char *)in + begin, (size_t)dt_nbytes(&k->v.t));
-  free(local);
+  void *p;
+  if (k->away) return DT_OK;
+  DT_TRY(dt_exec_open(x, number, &p, e));
+  int64_t size = (int64_t)dt_dtype_size(k->at.whole.dtype), bytes = dt_nbytes(&k->v.t);
+  dt_pieces list = {0};
+  dt_pieces_of(&k->at, &x->b[0].plan->g->mesh, x->ctx->comm->rank, &list);
+  if (bytes) memset(p, 0, (size_t)bytes); /* padding: zeros */
+  for (int i = 0; i < list.n; i++)
+    memcpy((char *)p + list.p[i].local * size, (const char *)in + list.p[i].global * size,
+           (size_t)(list.p[i].len * size));
+  dt_vec_free(&list);
+  dt_exec_shut(x, number, p, true);
+  return DT_OK;
 }
 
 dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e) {
   const dt_kept *k = &x->kept[number];
-  const dt_init *in = &x->b[0].plan->g->param.p[k->param].init;
-  if (in->kind != DT_INIT_GIVEN) return DT_OK; /* made from the seed */
-  dt_comm *c;
-  DT_TRY(along(x, dt_mesh_axis(&x->b[0].plan->g->mesh, "data"), &c, e));
-  int64_t n = dt_numel(&k->t);
-  char *whole = dt_xalloc((size_t)dt_nbytes(&k->t) + 1);
-  for (int64_t i = 0; i < n; i++) dt_put(whole, k->t.dtype, i, dt_get(in->data, in->dtype, i));
-  dt_status st = c->vt->broadcast(c, whole, dt_nbytes(&k->t), 0, e);
-  if (!st) dt_exec_write(x, number, whole);
+  const dt_init *in = k->param < 0 ? NULL : &x->b[0].plan->g->param.p[k->param].init;
+  if (!in || in->kind != DT_INIT_GIVEN) return DT_OK; /* made from the seed */
+  int64_t n = dt_numel(&k->at.whole);
+  char *whole = dt_xalloc((size_t)dt_nbytes(&k->at.whole) + 1);
+  for (int64_t i = 0; i < n; i++) dt_put(whole, k->at.whole.dtype, i, dt_get(in->data, in->dtype, i));
+  dt_status st = x->replicas->vt->broadcast(x->replicas, whole, dt_nbytes(&k->at.whole), 0, e);
+  if (!st) st = dt_exec_write(x, number, whole, e);
   free(whole);
   return st;
 }

@@ -1,11 +1,11 @@
-/* A rank on the mesh's axis "pipeline": the schedule's actions, and the messages between stages.
+/* A rank on the mesh's axis of stages: the schedule's actions, and the messages between stages.
  *
  * The sender copies a value into a ring of buffers and goes on; it waits only when the ring comes round. Between ranks of one host the
  * ring lies in memory that both see: the message is only the place of the value, which the receiver copies from there, and a word goes back
  * that it was taken. So nothing depends on the sender's attention while it computes. Across hosts MPI carries the values, and the receiver has
  * asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the microbatches in
  * different orders. Only the computing thread sends and receives; the communication thread has other communicators.
- * No allocation in a step. Called by exec.c. */
+ * No allocation in a step. Called by step.c and run.c. */
 #include <stdlib.h>
 
 #include "trace.h"
@@ -13,7 +13,7 @@
 dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   pipe *p = x->pipe = dt_xalloc(sizeof *p);
-  int axis = dt_mesh_axis(&g->mesh, "pipeline"), most = 1;
+  int axis = dt_mesh_stages(&g->mesh), most = 1;
   p->chunks = g->chunks;
   DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << axis}, &p->comm, e));
   p->end = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis) == g->mesh.size[axis] - 1;
@@ -263,7 +263,7 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
                            dt_err *e) {
   pipe *p = x->pipe;
   const dt_graph *g = x->b[0].plan->g;
-  int axis = dt_mesh_axis(&g->mesh, "pipeline"), ranks = g->mesh.size[axis],
+  int axis = dt_mesh_stages(&g->mesh), ranks = g->mesh.size[axis],
       me = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis);
   double stats[2] = {0, 0}, none = 4.0 * ranks * p->chunks, where = none;
   p->look = true, p->bad = NULL, p->bad_stage = 0;

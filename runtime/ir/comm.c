@@ -41,25 +41,41 @@ dt_status shape_comm_turn(dt_shape_ctx *s) {
 COST(cost_comm) { return with_bytes(0, n, in, out); }
 
 /* ---- their gradients: conjugate pairs (Megatron-LM, Shoeybi et al. 2019; Korthikanti et al. 2022 for sequences) ---- */
+/* The collective that carries the gradient of node n: the same group, this rank's same place in it. */
+static dt_val communicate(dt_build *b, dt_nid n, int op, int own, const char *reason, dt_val v) {
+  return dt_build_comm(b, op, v, (dt_comm_args){.group = dt_node_group(&b->g->node.p[n]), .own = own}, reason);
+}
+
 void grad_all_reduce(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
-  const dt_node *x = &b->g->node.p[n];
+  const dt_attrs a = b->g->node.p[n].a;
   gin[0] = GY;
-  if (x->a.all_reduce.red == DT_RED_MEAN)
-    gin[0] = dt_build2(
-        b, DT_OP_mul, GY,
-        dt_build_scalar(b, 1.0 / dt_group_size(&b->g->mesh, dt_node_group(x)), dt_type_of(b->g, GY)->dtype));
+  if (a.all_reduce.partial)
+    gin[0] = communicate(b, n, DT_OP_all_reduce, 0, "gradient of a sum over ranks that go on by themselves", GY);
+  if (a.all_reduce.red == DT_RED_MEAN)
+    gin[0] = times(b, 1.0 / dt_group_size(&b->g->mesh, dt_node_group(&b->g->node.p[n])), gin[0]);
 }
 
 void grad_reduce_scatter(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_comm_args c = {.group = dt_node_group(&b->g->node.p[n]), .own = (int)b->g->node.p[n].a.reduce_scatter.own};
-  gin[0] = dt_build_comm(b, DT_OP_all_gather, GY, c, "gradient of a reduce-scatter: parts become whole");
+  gin[0] = communicate(b, n, DT_OP_all_gather, (int)b->g->node.p[n].a.reduce_scatter.own,
+                       "gradient of a reduce-scatter: parts become whole", GY);
+}
+
+void grad_all_to_all(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = communicate(b, n, DT_OP_all_to_all, 0, "gradient of an all-to-all: blocks go back", GY);
+}
+
+void grad_shift(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_attrs a = b->g->node.p[n].a;
+  a.shift.by = -a.shift.by;
+  gin[0] = dt_build_op(b, DT_OP_shift, &GY, 1, &a);
+  dt_node_of(b->g, gin[0])->reason = "gradient of a shift: back to where it came from";
 }
 
 void grad_all_gather(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   const dt_node *x = &b->g->node.p[n];
   if (x->a.all_gather.partial) {
-    dt_comm_args c = {.group = dt_node_group(x), .own = (int)x->a.all_gather.own};
-    gin[0] = dt_build_comm(b, DT_OP_reduce_scatter, GY, c, "gradient of a gathered value: partial sums become parts");
+    gin[0] = communicate(b, n, DT_OP_reduce_scatter, (int)x->a.all_gather.own,
+                         "gradient of a gathered value: partial sums become parts", GY);
     return;
   }
   int64_t part = dt_type_of(b->g, GY)->dim[0] / x->a.all_gather.n, own = x->a.all_gather.own;

@@ -64,9 +64,8 @@ void grad_mul(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
 }
 
 void grad_div(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val ga = quot(b, gout[0], in_of(b, n, 1));
-  gin[0] = fit(b, n, 0, ga);
-  gin[1] = fit(b, n, 1, neg(b, mul(b, ga, out_of(b, n, 0))));
+  gin[0] = fit(b, n, 0, quot(b, GY, in_of(b, n, 1)));
+  gin[1] = fit(b, n, 1, neg(b, mul(b, GY, quot(b, Y, in_of(b, n, 1)))));
 }
 
 /* x^k: k x^(k-1), where k = 0 nothing; and x^k log x, where x = 0 <= k nothing. A constant exponent needs no cases. */
@@ -75,7 +74,11 @@ void grad_pow(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   const dt_node *e = dt_node_of(b->g, k);
   if (e->op == DT_OP_full) {
     double c = e->a.full.value;
-    if (c == 0) return;
+    if (c == 0) { /* x^0 is 1 everywhere */
+      const dt_type t = *dt_type_of(b->g, x);
+      gin[0] = dt_build_full(b, 0, t.dtype, t.nd, t.dim);
+      return;
+    }
     dt_val p = c == 1 ? -1 : c == 2 ? x : dt_build2(b, DT_OP_pow, x, num(b, c - 1, x));
     gin[0] = fit(b, n, 0, p < 0 ? gy : mul(b, gy, times(b, c, p)));
     return;
@@ -87,12 +90,12 @@ void grad_pow(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[1] = fit(b, n, 1, mul(b, gy, unless(b, flat, mul(b, y, dt_build1(b, DT_OP_log, x)))));
 }
 
-/* the greater (lesser) input takes the gradient; equal ones take half each */
+/* the greater (lesser) input takes the gradient; equal ones take half each; beside a NaN both take it */
 static void grad_choice(dt_build *b, dt_nid n, int cmp, const dt_val *gout, dt_val *gin) {
   dt_val x = X, z = in_of(b, n, 1);
-  dt_val half = when(b, dt_build2(b, DT_OP_eq, x, z), times(b, 0.5, GY));
-  gin[0] = fit(b, n, 0, dt_build3(b, DT_OP_where, dt_build2(b, cmp, x, z), GY, half));
-  gin[1] = fit(b, n, 1, dt_build3(b, DT_OP_where, dt_build2(b, cmp, z, x), GY, half));
+  dt_val all = dt_build3(b, DT_OP_where, dt_build2(b, DT_OP_eq, x, z), times(b, 0.5, GY), GY);
+  gin[0] = fit(b, n, 0, unless(b, dt_build2(b, cmp, z, x), all));
+  gin[1] = fit(b, n, 1, unless(b, dt_build2(b, cmp, x, z), all));
 }
 
 void grad_minimum(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { grad_choice(b, n, DT_OP_lt, gout, gin); }

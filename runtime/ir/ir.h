@@ -1,4 +1,4 @@
-/* Floor 4: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
+/* Floor 3: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
  *
  * One node type serves every level. A node makes one to eight values; values carry type and placement, nodes carry where
  * and when they run (phase, stage, chunk) and the script line they come from. Ids are indices and creation order
@@ -7,36 +7,39 @@
 #define DT_IR_H
 #include "../dev/kernel.h"
 
-#define DT_MAX_AXES 6
+#define DT_MAX_AXES 8
 typedef int32_t dt_val; /* value id, -1 = none */
 typedef int32_t dt_nid; /* node id */
 
 /* ---- mesh and placements ---- */
+/* What an axis divides. Names are the strategies' own affair: C asks for roles and prints names. */
+typedef enum dt_axis_role {
+  DT_AXIS_TENSORS, /* tensors, by their placements */
+  DT_AXIS_SAMPLES, /* samples: each rank of it has its own; several axes may */
+  DT_AXIS_STAGES   /* layers, one after another; one axis at most */
+} dt_axis_role;
 typedef struct dt_mesh {
   int naxes;
-  char name[DT_MAX_AXES][16]; /* "data", "tensor", "pipeline", ... outermost first */
+  char name[DT_MAX_AXES][16]; /* outermost first */
   int size[DT_MAX_AXES];
+  uint8_t role[DT_MAX_AXES]; /* dt_axis_role */
 } dt_mesh;
 int dt_mesh_ranks(const dt_mesh *m);                     /* product of the sizes */
 int dt_mesh_axis(const dt_mesh *m, const char *name);    /* index of an axis, -1 when there is none */
-int dt_mesh_size(const dt_mesh *m, const char *name);    /* its size, 1 when there is none */
+int dt_mesh_axes(const dt_mesh *m, dt_axis_role role);   /* axes (bits) of this role with more than one rank */
+int dt_mesh_stages(const dt_mesh *m);                    /* index of the axis that divides layers, -1: none */
+int dt_mesh_count(const dt_mesh *m, int axes);           /* how many ranks differ on these axes (bits) alone */
+int dt_mesh_among(const dt_mesh *m, int rank, int axes); /* which of those a rank is, the first axis counting most */
 int dt_mesh_coord(const dt_mesh *m, int rank, int axis); /* rank's coordinate on an axis; 0 for axis -1 */
 int dt_mesh_rank(const dt_mesh *m, const int *coord);    /* rank at the coordinates [naxes] */
 
 /* Who takes part in a communication: ranks that differ only in their coordinates on `axes` (a bit mask). part > 0: blocks of
  * that many neighbours among them; part < 0: those at the same place of every such block. stages != 0: only these coordinates
- * (a bit mask) of the axis "pipeline", which is among `axes`. */
+ * (a bit mask) of the axis of stages, which is among `axes`. */
 typedef struct dt_group {
   int axes, part;
   uint64_t stages;
 } dt_group;
-/* The runs of dim cut_dim that the rank at this coordinate of n has: element `local` of the local dim is `global` of the whole one. At most 8; pre and
- * post are the elements before and behind the dim. */
-struct dt_param;
-struct dt_cut {
-  int64_t local, global, len;
-};
-int dt_param_cuts(const struct dt_param *p, int n, int coord, struct dt_cut *cut, int64_t *pre, int64_t *post);
 /* How many ranks are together, and rank's colour among the groups (-1: in none) and key for a split. */
 int dt_group_size(const dt_mesh *m, dt_group g);
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key);
@@ -151,9 +154,9 @@ typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
   dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
-  int partial; /* mesh axes (bits) besides "data" over which the gradient is a partial sum: set by place */
+  int partial; /* mesh axes (bits) besides those that divide samples over which the gradient is a partial sum: set by place */
   uint64_t
-      stages;   /* coordinates on the axis "pipeline" (bits) whose stages use it, when more than one do: set by stage */
+      stages;   /* coordinates on the axis of stages (bits) whose stages use it, when more than one do: set by stage */
   bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
   bool trainable;
   dt_init init;
@@ -176,6 +179,7 @@ typedef struct dt_param {
   dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
+  bool state_copy[8];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;
@@ -185,7 +189,7 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
   dt_val val;
   dt_init init;
   bool state; /* of training, not of the model: "state:name" by name */
-  bool own;   /* such a one of which each rank of the axis "data" has its own (a hook's) */
+  bool own;   /* such a one of which each rank of the axes of samples has its own (a hook's) */
 } dt_buf;
 typedef struct dt_input {
   const char *name;
@@ -242,7 +246,7 @@ typedef struct dt_edge {
   int from, to; /* stages: chunk * ranks of the axis + coordinate */
   dt_phase phase;
 } dt_edge;
-/* A tensor that persists somewhere on the axis "pipeline": the same list on every rank. */
+/* A tensor that persists somewhere on the axis of stages: the same list on every rank. */
 typedef struct dt_held {
   const char *name; /* as dt_exec_names gives it */
   dt_type t;
@@ -280,7 +284,7 @@ typedef struct dt_graph {
   block_name; /* entries of the model's lists of modules, in the order of their first node: "blocks.3" */
   dt_recompute recompute;
   int16_t chunk; /* chunk given to new nodes */
-  /* set by stage when the mesh has an axis "pipeline"; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
+  /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
   int chunks; /* stages on this rank; 0: no pipeline */
   bool split; /* weight gradients (DT_WGT) run apart from input gradients */
   DT_VEC(dt_edge) edge;

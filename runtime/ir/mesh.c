@@ -14,9 +14,31 @@ int dt_mesh_axis(const dt_mesh *m, const char *name) {
   return -1;
 }
 
-int dt_mesh_size(const dt_mesh *m, const char *name) {
-  int a = dt_mesh_axis(m, name);
-  return a < 0 ? 1 : m->size[a];
+int dt_mesh_axes(const dt_mesh *m, dt_axis_role role) {
+  int axes = 0;
+  for (int a = 0; a < m->naxes; a++)
+    if (m->role[a] == role && m->size[a] > 1) axes |= 1 << a;
+  return axes;
+}
+
+int dt_mesh_stages(const dt_mesh *m) {
+  for (int a = 0; a < m->naxes; a++)
+    if (m->role[a] == DT_AXIS_STAGES) return a;
+  return -1;
+}
+
+int dt_mesh_count(const dt_mesh *m, int axes) {
+  int n = 1;
+  for (int a = 0; a < m->naxes; a++)
+    if (axes >> a & 1) n *= m->size[a];
+  return n;
+}
+
+int dt_mesh_among(const dt_mesh *m, int rank, int axes) {
+  int at = 0;
+  for (int a = 0; a < m->naxes; a++)
+    if (axes >> a & 1) at = at * m->size[a] + dt_mesh_coord(m, rank, a);
+  return at;
 }
 
 int dt_mesh_coord(const dt_mesh *m, int rank, int axis) {
@@ -32,14 +54,14 @@ int dt_mesh_rank(const dt_mesh *m, const int *coord) {
 }
 
 int dt_group_size(const dt_mesh *m, dt_group g) {
-  int n = 1, pipeline = dt_mesh_axis(m, "pipeline");
+  int n = 1, stages = dt_mesh_stages(m);
   for (int a = 0; a < m->naxes; a++)
-    if (g.axes >> a & 1) n *= a == pipeline && g.stages ? __builtin_popcountll(g.stages) : m->size[a];
+    if (g.axes >> a & 1) n *= a == stages && g.stages ? __builtin_popcountll(g.stages) : m->size[a];
   return g.part > 0 ? g.part : g.part < 0 ? n / -g.part : n;
 }
 
 void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key) {
-  int inside = 0, outside = 0, pipeline = dt_mesh_axis(m, "pipeline");
+  int inside = 0, outside = 0, stages = dt_mesh_stages(m);
   for (int a = 0; a < m->naxes; a++) {
     int c = dt_mesh_coord(m, rank, a);
     if (g.axes >> a & 1) inside = inside * m->size[a] + c;
@@ -49,7 +71,7 @@ void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key
   *color = outside;
   if (g.part > 0) *color = outside * dt_mesh_ranks(m) + inside / g.part;
   if (g.part < 0) *color = outside * dt_mesh_ranks(m) + inside % -g.part;
-  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, pipeline) & 1)) *color = -1;
+  if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, stages) & 1)) *color = -1;
 }
 
 dt_group dt_node_group(const dt_node *n) {
@@ -66,19 +88,4 @@ void dt_group_enlist(dt_graph *g, dt_group group) {
     if (g->group.p[i].axes == group.axes && g->group.p[i].part == group.part && g->group.p[i].stages == group.stages)
       return;
   dt_vec_push(&g->group, group);
-}
-
-int dt_param_cuts(const dt_param *p, int n, int coord, struct dt_cut *cut, int64_t *pre, int64_t *post) {
-  int64_t local = 0, global = 0;
-  *pre = *post = 1;
-  for (int i = 0; i < p->cut_dim; i++) *pre *= p->whole.dim[i];
-  for (int i = p->cut_dim + 1; i < p->whole.nd; i++) *post *= p->whole.dim[i];
-  for (int k = 0; k < p->segs.n; k++) {
-    int64_t size = p->segs.size[k], part = (size + n - 1) / n, begin = part * coord, end = begin + part;
-    if (begin > size) begin = size;
-    if (end > size) end = size;
-    cut[k] = (struct dt_cut){local, global + begin, end - begin};
-    local += part, global += size;
-  }
-  return p->segs.n;
 }

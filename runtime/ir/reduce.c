@@ -91,8 +91,8 @@ void grad_minmax(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
 
 /* x / |x|; nothing where |x| = 0 */
 void grad_norm(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val k = unless(b, dt_build2(b, DT_OP_eq, Y, num(b, 0, Y)), quot(b, GY, Y));
-  gin[0] = mul(b, X, kept(b, n, k));
+  dt_val y = kept(b, n, Y), unit = quot(b, X, y); /* divided first: 1 / |x| may overflow */
+  gin[0] = mul(b, unless(b, dt_build2(b, DT_OP_eq, y, num(b, 0, y)), unit), kept(b, n, GY));
 }
 
 /* ---- argmax and sum_squares ---- */
@@ -114,9 +114,9 @@ dt_status place_argmax(dt_place_ctx *c) {
   return DT_OK;
 }
 
-dt_status shape_scalar_f32(dt_shape_ctx *s) {
+dt_status shape_scalar_f64(dt_shape_ctx *s) { /* the square of an f32 need not be one */
   DT_TRY(shape_floats(s, s->nin));
-  return one(s, dt_type_make(DT_F32, 0, NULL));
+  return one(s, dt_type_make(DT_F64, 0, NULL));
 }
 
 /* ---- along one dim ---- */

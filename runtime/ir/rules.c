@@ -200,7 +200,7 @@ dt_status shape_same(dt_shape_ctx *s) {
 
 dt_status place_whole(dt_place_ctx *c) { return (void)c, DT_OK; }
 dt_status place_same(dt_place_ctx *c) { return keep(c), DT_OK; }
-void grad_zero(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { (void)b, (void)n, (void)bout, (void)bin; }
+void grad_zero(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { (void)b, (void)n, (void)gout, (void)gin; }
 void grad_same(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { (void)b, (void)n, gin[0] = gout[0]; }
 COST(cost_zero) { return (void)n, (void)in, (void)out, (dt_cost){0}; }
 COST(cost_bytes) { return with_bytes(0, n, in, out); }

@@ -5,7 +5,7 @@
  * converted: S->R all-gather, R->S a slice, S(i)->S(j) both, and P is resolved where it is made: P->R all-reduce, or P->S(1)
  * reduce-scatter when the axis divides sequences too. A replicated value that enters divided computing passes an `enter` node, whose gradient
  * is the all-reduce; at a parameter the reduction is left to the gradient's bucket (dt_param.partial). So grad, which comes next, needs to
- * know nothing of placements. The axes "data" and "pipeline" are not its business: a rank traces its own samples, stages are cut later.
+ * know nothing of placements. Axes that divide samples or stages are not its business: a rank traces its own samples, stages are cut later.
  * Method: GSPMD's propagation (Xu et al. 2021), forward only, with Megatron-LM's conjugate collectives (Shoeybi et al. 2019).
  *
  * Invariant: the rank's coordinates decide offsets only; the list of nodes is the same on every rank. */
@@ -419,8 +419,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   bool said = false; /* a script's own placements go, whatever the mesh */
   for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
-    if (g->mesh.size[a] > 1 && strcmp(g->mesh.name[a], "data") && strcmp(g->mesh.name[a], "pipeline"))
-      p.axis[p.naxes++] = a;
+    if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS) p.axis[p.naxes++] = a;
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = DT_OK;
   if (p.naxes || said) {

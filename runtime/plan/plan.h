@@ -1,6 +1,6 @@
 /* Floor 6: the plan of one rank: the ordered instructions of each segment, the schedule of segments, and every byte.
  *
- * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). On the mesh axis "pipeline" MICRO is empty and
+ * Segments: PRE (once a step), MICRO (each microbatch: forward and backward), UPD (once a step). On an axis of stages MICRO is empty and
  * each chunk has F, B and W instead; a run lists (segment, microbatch, slot) in the schedule's order. An instruction is a kernel call whose views carry region and offset, or a
  * communication job, or a wait for one. */
 #ifndef DT_PLAN_H
@@ -77,7 +77,7 @@ typedef struct dt_plan {
   dt_layout layout;
   int64_t rows;       /* samples in a microbatch */
   double flops_micro; /* matrix flops of one microbatch */
-  bool lockstep;      /* ranks of the axis "data" meet in each microbatch: all run as many */
+  bool lockstep;      /* ranks with other samples meet in each microbatch: all run as many */
   uint64_t hash;      /* of the canonical text */
 } dt_plan;
 

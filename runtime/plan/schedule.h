@@ -1,4 +1,4 @@
-/* Pipeline schedules: what each rank of the axis "pipeline" does in a step, in order. Checked before anything runs. */
+/* Pipeline schedules: what each rank of the axis of stages does in a step, in order. Checked before anything runs. */
 #ifndef DT_SCHEDULE_H
 #define DT_SCHEDULE_H
 #include "../base/base.h"

@@ -1,6 +1,6 @@
 /* Reading a strided view in row-major order: into memory, into a file.
  *
- * Row-major order of elements is what files hold and what data sets hand out. Called by data/ and ckpt/. */
+ * Row-major order of elements is what files hold and what data sets hand out. Called by data/ and store/. */
 #include "../base/file.h"
 #include "tensor.h"
 

@@ -4,6 +4,7 @@ local chart = require "dtrain.cmd.chart"
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local planned = require "dtrain.cmd.planned"
+local strategies = require "dtrain.strategy"
 local traffic = require "dtrain.traffic"
 local util = require "dtrain.util"
 
@@ -20,7 +21,7 @@ return function(words)
   local list = traffic.list(job, plans, micro)
   local totals = traffic.totals(list)
   if cli.given.json then
-    local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(where.mesh), collectives = list,
+    local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(strategies.wide(where.mesh)), collectives = list,
       totals = totals }
     if p.pipeline > 1 then out.pipeline = util.at(job.where, chart.data, p, micro) end
     print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))

@@ -1,6 +1,7 @@
 -- Loads and runs a user's script for the verbs that need one; returns what it returns.
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
+local globals = require "dtrain.cmd.globals"
 
 -- `return dt.job { ... }` is a tail call, which leaves no frame to take a line from. In parentheses it is none, and
 -- line numbers stay; where that does not compile the text stays as it is.
@@ -17,7 +18,14 @@ local function read(path)
   local source = file:read("a")
   file:close()
   if not source then error(("dtrain: %s cannot be read; give a Lua file"):format(path), 0) end
-  return (source:gsub("^#[^\n]*", "", 1))
+  return (source:gsub("^\xef\xbb\xbf", "", 1):gsub("^#[^\n]*", "", 1)) -- a byte-order mark, as Windows' editors write it
+end
+
+-- A name that a script would have with a line that it lacks: `nn` is dt.nn.
+local function hint(name)
+  local dt = require "dtrain"
+  if name == "dt" then return 'write local dt = require "dtrain" first' end
+  if rawget(dt, name) ~= nil then return ("did you mean dt.%s?"):format(name) end
 end
 
 --- words: the script's path and what follows it.
@@ -32,7 +40,10 @@ return function(words)
   chunk = load(keep_frame(source), "@" .. path, "t") or chunk
   core.script(path)
   cli.words = table.move(words, 2, #words, 1, {})
+  local folder = path:match "^.*/" or ""
+  globals.beside(folder == "" and "./" or folder)
   arg = { [0] = path, table.unpack(words, 2) } -- luacheck: globals arg
+  globals.strict(folder, hint)
   local result
   if cli.capture then -- a script with a loop of its own ends where it makes the engine
     local ok

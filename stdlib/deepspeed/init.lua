@@ -218,7 +218,7 @@ return function(given)
   end
   spec.parallel = parallel_of(reader, o, given.parallel)
   local mesh = strategies.new(cli.parallel(spec.parallel)):mesh(cli.world())
-  local _, ranks = strategies.coord(mesh, 0, "data")
+  local _, ranks = strategies.among(mesh, 0, "samples")
   local train, micro = solve(reader, o, ranks)
   set("batch", "train_batch_size", { global = train, micro = micro })
   if o.optimizer then set("optimizer", "optimizer", optimizer_of(reader, o.optimizer)) end

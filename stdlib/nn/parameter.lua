@@ -1,5 +1,6 @@
 -- A parameter or buffer: a shape and a way to begin, until something gives it a value. In a trace it stands for the
 -- graph's symbol; elsewhere for a concrete tensor, made at first use, given by the user, or read from a running engine.
+local cli = require "dtrain.cli"
 local core = require "dtrain.core"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
@@ -46,27 +47,37 @@ function Parameter:numel()
   return n
 end
 
--- Initial values on concrete tensors. A job's executor makes its own by (seed, name); both draw from the same families.
-local makers = {
-  zeros = function(shape) return core.zeros(shape) end,
-  ones = function(shape) return core.ones(shape) end,
-  const = function(shape, _, v) return core.full(shape, v) end,
-  uniform = function(shape, seed, a, b) return core.rand(shape, seed) * (b - a) + a end,
-  normal = function(shape, seed, mean, std) return core.randn(shape, seed) * std + mean end,
-}
+-- Initial values on concrete tensors, for whoever looks at a module before a job trains it: those that a job of this seed would begin
+-- with, were the outermost module that p belongs to by now its model.
+local function draw(p, seed, name)
+  local i = p.init
+  if i[1] == "uniform" or i[1] == "normal" then return core.draw(i, p.shape, seed, name) end
+  return core.full(p.shape, i[1] == "const" and i[2] or i[1] == "ones" and 1.0 or 0.0)
+end
+
+-- The path of p in that module; a parameter of none has a name by its place among all.
+local function name_of(p)
+  local name = p.up and P.path(p.up, p)
+  return name or ("parameter %d"):format(p.seed)
+end
 
 --- The concrete value: from the engine that trains it, as given, or freshly made.
 function Parameter:concrete()
   if self.engine then return self.engine:fetch(self) end
   if not self.data then
-    local i = self.init
-    if core.is_tensor(i) then
-      self.data = i
+    if core.is_tensor(self.init) then
+      self.data = self.init
     else
-      self.data = makers[i[1]](self.shape, scope.seed * 1000003 + self.seed, i[2], i[3])
+      self.drawn = { scope.seed or cli.peek("seed", "integer") or 0, name_of(self) }
+      self.data = draw(self, self.drawn[1], self.drawn[2])
     end
   end
   return self.data
+end
+
+-- Whether the value is only what `draw` made for somebody to look at, with nothing written into it since.
+local function untouched(p)
+  return p.drawn and core.same(p.data, draw(p, p.drawn[1], p.drawn[2]))
 end
 
 --- What `self.weight` means in a forward: a symbol in a trace, else the concrete tensor.
@@ -90,10 +101,22 @@ function Parameter:set(tensor, name)
     util.fail("%s has shape %s, the given tensor %s; they must be equal", name or "the parameter",
       util.show(self.shape), util.show(shape))
   end
+  self.drawn = nil
   if self.engine then self.engine:store(self, tensor) else self.data = tensor end
 end
 
---- What a graph needs to begin with: the concrete value when there is one, else the way to make it.
-function Parameter:initial() return self.data or self.init end
+--- What a graph begins with, in which p has this name: the value that the user gave, else the way to make one. Where the graph
+--- computes with concrete values (dt.value_and_grad) the concrete value.
+function Parameter:initial(name)
+  if scope.current and scope.current.concrete then return self:concrete() end
+  if not self.data then return self.init end
+  if untouched(self) then
+    local random = self.init[1] == "uniform" or self.init[1] == "normal"
+    if random and (self.drawn[1] ~= core.seed() or self.drawn[2] ~= name) then scope.redrawn = name end
+    self.data, self.drawn = nil, nil
+    return self.init
+  end
+  return self.data
+end
 
 return P

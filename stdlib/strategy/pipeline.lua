@@ -27,7 +27,7 @@ function P.check(p)
   p.stages = cut.check(p.stages, p.pipeline * p.chunks)
 end
 
-function P.axis(p) if p.pipeline > 1 then return "pipeline", p.pipeline end end
+function P.axes(p) return { { name = "pipeline", size = p.pipeline, splits = "stages" } } end
 
 --- The checked schedule of a step of so many microbatches, and its name.
 function P.schedule(p, micro)
@@ -54,7 +54,7 @@ function P.schedule(p, micro)
   return p.known[micro], name
 end
 
-function P.compile(o, p, _, graph, how)
+function P.pipeline(o, p, graph, how)
   if p.pipeline == 1 then return end
   o.pipeline = { chunks = p.chunks, where = util.where() }
   if not o.train then return end

@@ -15,7 +15,7 @@ function T.check(p)
   end
 end
 
-function T.axis(p) return "tensor", p.tensor end
+function T.axes(p) return { { name = "tensor", size = p.tensor } } end
 
 local function check_heads(n, ranks)
   if not n.heads then return end

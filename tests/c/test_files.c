@@ -4,7 +4,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "ckpt/ckpt.h"
+#include "store/ckpt.h"
 #include "t.h"
 
 static char tmp[64] = "/tmp/dt_files_XXXXXX";

@@ -1,6 +1,8 @@
 /* The checker of pipeline schedules: what it accepts, what it finds out, and what it says about lists that cannot run; and the cutter of stages
  * on a small graph built in C. */
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
 #include "t.h"
 
 static dt_err e;
@@ -57,9 +59,7 @@ static dt_graph *net(const dt_mesh *mesh, int layers) {
 static dt_status cut(dt_graph *g, int rank, const char *const *const *starts, bool split) {
   dt_spec s = {.train = true,
                .precision = DT_F32,
-               .comm_dtype = DT_F32,
-               .bucket_bytes = 1 << 20,
-               .first_bucket_bytes = 1 << 20,
+               .verbs = {.wire = DT_F32, .bucket_bytes = 1 << 20, .first_bucket_bytes = 1 << 20},
                .rank = rank,
                .starts = starts,
                .split = split,
@@ -150,7 +150,7 @@ T_TEST ("a receiver in another order needs deeper rings") {
   dt_schedule_free(s);
 }
 T_TEST ("the cutter: each rank has its stage, and what crosses has two ends") {
-  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {2}};
+  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {2}, .role = {DT_AXIS_STAGES}};
   int sends = 0, recvs = 0, params = 0;
   for (int r = 0; r < 2; r++) {
     dt_graph *g = net(&mesh, 4);
@@ -164,7 +164,7 @@ T_TEST ("the cutter: each rank has its stage, and what crosses has two ends") {
   T_CHECK(sends == recvs && sends > 0 && params == 4);
 }
 T_TEST ("the cutter: stages by name, a skip goes straight to where it is used") {
-  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {3}};
+  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {3}, .role = {DT_AXIS_STAGES}};
   const char *const b[] = {"b", NULL}, *const c[] = {"c", NULL};
   const char *const *const starts[] = {b, c};
   for (int r = 0; r < 3; r++) {
@@ -177,14 +177,14 @@ T_TEST ("the cutter: stages by name, a skip goes straight to where it is used") 
   }
 }
 T_TEST ("the cutter: more stages than places, and stages out of order") {
-  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {4}};
+  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {4}, .role = {DT_AXIS_STAGES}};
   dt_graph *g = net(&mesh, 3);
   T_CHECK(cut(g, 0, NULL, false) == DT_EUSER);
   T_CHECK(strstr(e.text, "pipeline = 4") && strstr(e.text, "only 3 of its operations") &&
           strstr(e.text, "pipeline = 3 would do"));
   T_STR(e.where, "own.lua:9");
   drop(g);
-  const dt_mesh three = {.naxes = 1, .name = {"pipeline"}, .size = {3}};
+  const dt_mesh three = {.naxes = 1, .name = {"pipeline"}, .size = {3}, .role = {DT_AXIS_STAGES}};
   const char *const b[] = {"b", NULL}, *const c[] = {"c", NULL};
   g = net(&three, 4);
   T_CHECK(cut(g, 0, (const char *const *const[]){c, b}, false) == DT_EUSER);

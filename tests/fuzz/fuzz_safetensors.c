@@ -1,5 +1,5 @@
 /* Any bytes as a safetensors file: refused, or every tensor can be read to its last byte. */
-#include "ckpt/safetensors.h"
+#include "store/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {

@@ -12,7 +12,7 @@ local function run(case, ranks)
   end
   local before = support.list(dir)
   local words = case.plan and ("plan bad.lua --ranks %d"):format(case.plan) or "bad.lua " .. (case.words or "")
-  local code, text, seconds = support.run(words, { dir = dir, ranks = ranks, seconds = 30 })
+  local code, text, seconds = support.run(words, { dir = dir, ranks = ranks, seconds = 30, env = case.env })
   local message = text .. ("\n(exit code %d after %.1f s)"):format(code, seconds)
   assert.is_true(code ~= 0 and code ~= 124, message)
   local where = case.line and ("bad.lua:" .. case.line .. ": ") or ""

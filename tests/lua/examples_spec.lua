@@ -5,7 +5,11 @@ local cases = { -- script, ranks, words that make it short, what explain shows
   { "zero3", 2, "--steps 2", "reduce_scatter data" }, { "tensor_sequence", 2, "--steps 2", "reduce_scatter tensor" },
   { "pipeline_own_schedule", 4, "--steps 2", "stage 0  F1 F2 F3 F4 F5 F6 F7" },
   { "gradient_hook", 2, "--steps 3", "the script's hook" },
+  { "ddp_from_scratch", 2, "--steps 2", "all_reduce replica" }, { "zero1_from_scratch", 2, "--steps 2", "reduce_scatter replica" },
+  { "hsdp", 4, "--steps 2", "all_reduce replica" }, { "quantised_gather", 2, "--steps 2", "all_gather data u8" },
+  { "gossip", 4, "--steps 2", "shift ring" }, { "ema", 2, "--steps 2", "all_reduce data" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
+  { "two_optimizers", 2, "--steps 10", "all_reduce data" },
 }
 
 local function run(words, options)
@@ -25,7 +29,7 @@ describe("examples/strategies/", function()
     local script = ("examples/strategies/%s.lua"):format(c[1])
     it(c[1] .. " trains on its ranks", function()
       local text = run(script .. " " .. c[3], { ranks = c[2], seconds = 120 })
-      assert.is_truthy(text:find "loss", text)
+      assert.is_truthy(text:find "loss" or text:find "judge %d", text)
     end)
     it(c[1] .. " is planned and explained", function()
       run(("plan %s --ranks %d"):format(script, c[2]))
