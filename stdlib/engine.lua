@@ -147,15 +147,15 @@ function M.new(job)
   for _, b in ipairs(self.between) do if b.start then b.start(self.exec) end end
   local notes = util.copy(job.notes or {})
   if scope.redrawn then
-    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name in "
-      .. "the whole model; read it once the engine is made"):format(scope.redrawn)
+    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name "
+      .. "in the whole model; read it once the engine is made"):format(scope.redrawn)
     scope.redrawn = nil
   end
   notes[#notes + 1] = job:without_samples(where)
   for _, m in ipairs(trace.modules(job)) do
     for _, t in ipairs(modules.constants(m[2])) do
-      notes[#notes + 1] = ("%s: %s%s is a tensor, and so a constant: it is not trained, saved or moved; nn.parameter trains it, nn.buffer "
-        .. "keeps it"):format(t.where, m[1], t.name)
+      notes[#notes + 1] = ("%s: %s%s is a tensor, and so a constant: it is not trained, saved or moved; nn.parameter trains it, "
+        .. "nn.buffer keeps it"):format(t.where, m[1], t.name)
     end
   end
   for _, note in ipairs(not options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
@@ -180,7 +180,8 @@ end
 --- checkpoints (its newest). Every tensor must be there. Returns the number of steps done; the next step is the one after them.
 function Engine:resume(what, ...)
   if select("#", ...) > 0 then
-    util.fail("engine:resume takes a folder and nothing else, for all of a checkpoint counts; model:load(dt.load(file)) takes values alone")
+    util.fail("engine:resume takes a folder and nothing else, for all of a checkpoint counts; model:load(dt.load(file)) takes "
+      .. "values alone")
   end
   if self.pieces then util.fail("engine:resume between the microbatches of a step; call it after the last one's engine:step()") end
   if what == nil then return self.step_number end

@@ -160,8 +160,8 @@ return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer 
   end
   it("is told of, with what to set", function()
     local text = stopped "LC_ALL=C"
-    assert.matches("note: a step takes %d[%d.]* s, and mpirun ends its ranks 1.2 s after a SIGTERM, before they have saved; start it with "
-      .. "mpirun %-%-mca odls_base_sigkill_timeout %d%d", text)
+    assert.matches("note: a step takes %d[%d.]* s, and mpirun ends its ranks 1.2 s after a SIGTERM, before they have saved; "
+      .. "start it with mpirun %-%-mca odls_base_sigkill_timeout %d%d", text)
   end)
   it("waits for the save when it is set", function()
     local text, files = stopped "OMPI_MCA_odls_base_sigkill_timeout=20"
@@ -194,7 +194,8 @@ local engine = dt.engine(dt.job { model = nn.Sequential { nn.Linear(2000, 5000),
   optimizer = optim.SGD { lr = 0.01 }, data = data.synthetic { inputs = { 2000 }, targets = { 5 }, samples = 100 }, steps = 2 })
 for _, batch in engine:batches() do engine:step(batch) end
 if dt.rank() == 0 then -- the writer stands still for a while
-  os.execute "pid=$PPID; ( for i in $(seq 2000); do ls ck/*.tmp > /dev/null 2>&1 && break; sleep 0.002; done; kill -STOP $pid; sleep 3.5; kill -CONT $pid ) > /dev/null 2>&1 &"
+  os.execute [=[pid=$PPID; ( for i in $(seq 2000); do ls ck/*.tmp > /dev/null 2>&1 && break; sleep 0.002; done
+    kill -STOP $pid; sleep 3.5; kill -CONT $pid ) > /dev/null 2>&1 &]=]
 end
 engine:save "ck"
 if dt.rank() == 0 then print "saved" end]], "DT_STALL_ABORT=1")
