@@ -20,15 +20,18 @@ local preset = ({
 })[args.preset]
 local lr = args.lr > 0 and args.lr or preset.lr
 
--- The text's file; rank 0 makes it, the others wait.
+-- The text's file, in a folder that only the user writes to; rank 0 makes it, the others wait.
 local function text_file()
   if args.data ~= "" then return args.data end
-  local folder = io.open("build/dtrain", "rb") and "build" or os.getenv "TMPDIR" or "/tmp"
+  local home = os.getenv "XDG_CACHE_HOME" or os.getenv "HOME" and os.getenv "HOME" .. "/.cache"
+  local folder = io.open("build/dtrain", "rb") and "build" or home and home .. "/dtrain"
+  if not folder then error("gpt_text: neither HOME nor XDG_CACHE_HOME says where to keep the text; give one: --data file.txt", 0) end
   local path = folder .. "/bible-kjv.txt"
   if dt.rank() == 0 and not io.open(path, "rb") then
-    local part = path .. ".part"
-    if not os.execute(("bible -f gen1:1-rev22:21 > '%s' 2>/dev/null && mv '%s' '%s'"):format(part, part, path)) then
-      os.remove(part)
+    local made = os.execute(([[mkdir -p '%s' && part=$(mktemp '%s.XXXXXX') &&
+      { bible -f gen1:1-rev22:21 > "$part" 2> /dev/null && mv "$part" '%s' || { rm -f "$part"; false; } }]]):format(
+      folder, path, path))
+    if not made then
       error("gpt_text: the program 'bible' is missing; apt install bible-kjv, or give a text: --data file.txt", 0)
     end
   end

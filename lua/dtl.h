@@ -1,4 +1,4 @@
-/* Floor 9: what the files of lua/ share: positions and errors, argument checks, and the boxes that Lua holds.
+/* Floor 10: what the files of lua/ share: positions and errors, argument checks, and the boxes that Lua holds.
  *
  * Discipline of a binding, in this order: check arguments; push an empty box; call the core; on failure raise; fill
  * the box by plain stores. Nothing that must be freed is held by a C local across a call that can raise. Functions
@@ -107,26 +107,7 @@ dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dt
 void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i);
 void dtl_push_text(lua_State *L, const dtl_tensor *t); /* l_print.c */
 
-/* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
-typedef struct dtl_graph {
-  dt_graph *g; /* NULL once compiled */
-  DT_VEC(const char *) files;
-} dtl_graph;
-typedef struct dtl_symbol {
-  dtl_graph *graph; /* kept alive by the symbol's user value */
-  dt_val v;
-} dtl_symbol;
-dtl_symbol *dtl_to_symbol(lua_State *L, int i);
-/* Pushes a symbol; `like` is the stack index of the graph box or of a symbol of the same graph. */
-void dtl_push_symbol(lua_State *L, int like, dt_val v);
-/* The graph of a symbol for adding nodes; an error when it was compiled already. */
-dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s);
-void dtl_graph_here(lua_State *L, dtl_graph *g); /* new nodes get the user's position */
-/* A concrete tensor (stack index i) as a constant of the graph that the symbol at `like` belongs to. */
-dt_val dtl_graph_const(lua_State *L, int like, int i);
-/* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
-void dtl_graph_anchor(lua_State *L, int box);
-/* The type of a tensor or symbol, NULL when it is neither. */
+/* The type of a tensor or symbol, NULL when it is neither (l_symbol.c). */
 const dt_type *dtl_type(lua_State *L, int i);
 
 /* A compiled plan (l_plan.c). User value 1: the tensors that it borrows; 2: the executor that has taken it. */
@@ -135,22 +116,8 @@ typedef struct dtl_plan {
   bool taken; /* an executor owns it */
 } dtl_plan;
 dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i);
-int dtl_compile(lua_State *L); /* g:compile{...} */
 
-/* A checked pipeline schedule (l_schedule.c). */
-typedef struct dtl_schedule {
-  dt_schedule *s;
-} dtl_schedule;
-dtl_schedule *dtl_check_schedule(lua_State *L, const char *fn, int arg, int i);
-
-/* ---- operations (l_op.c, l_eager.c) ---- */
-/* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns
- * how many. */
-int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr);
-/* The same for contiguous concrete tensors; l_op.c has made them so. */
-int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr);
-void dtl_eager_clear(void);
-void dtl_push_methods(lua_State *L); /* pushes the table of methods that tensors and symbols share */
+void dtl_push_methods(lua_State *L); /* pushes the table of methods that tensors and symbols share (l_op.c) */
 int dtl_method(lua_State *L);        /* the tail of an __index: key at 2, methods in upvalue 1 */
 
 /* ---- data (l_data.c, l_loader.c) ---- */
@@ -172,7 +139,7 @@ dtl_loader *dtl_check_loader(lua_State *L, const char *fn, int arg, int i);
 void dtl_data_running(lua_State *L);
 
 int dtl_exec_alive(lua_State *L); /* executors that are still open, after a collection */
-void dtl_exec_end(void); /* l_exec.c: frees every executor, in order of creation */
+void dtl_exec_end(void);          /* l_exec.c: frees every executor, in order of creation */
 
 /* ---- what each file adds to the core table on the stack's top ---- */
 void dtl_open_op(lua_State *L);

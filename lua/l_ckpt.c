@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "../runtime/plan/agree.h"
-#include "../runtime/store/folder.h"
 #include "l_exec.h"
 
 #define DTL_CKPT "dtrain.checkpoint"
@@ -48,7 +46,7 @@ int dtl_exec_save(lua_State *L) {
                             .scale_hysteresis = s.hysteresis,
                             .schedule = s.updates,
                             .version = DT_VERSION}};
-  seed = (int64_t)ctx->seed;
+  seed = (int64_t)dt_ctx_seed(ctx);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"dir", 's', &dir, NULL}, {"keep", 'i', &keep, NULL}, {"meta", 'v', &meta, NULL},
            {"run", 's', &run, NULL}, {"defines", 'v', &defines, NULL});
@@ -64,7 +62,9 @@ int dtl_exec_save(lua_State *L) {
   m.pair = (dt_pair *)(uintptr_t)pairs_of(L, fn, defines, &m.npair);
   dt_items k;
   dt_exec_items(b->x, &k);
+  dt_comm_patience("writing a checkpoint");
   dt_status st = dt_ckpt_write(&k, dir, &m, (int)keep, &e);
+  dt_comm_patience(NULL);
   free(k.item);
   dt_manifest_free(&m);
   DTL_TRY(L, &e, st);
@@ -83,7 +83,7 @@ static int l_checkpoint(lua_State *L) {
   static const char fn[] = "core.checkpoint";
   dt_err e = {0};
   const char *dir = NULL, *path = NULL;
-  dt_comm *comm = dtl_ctx(L)->comm;
+  dt_comm *comm = dt_ctx_world(dtl_ctx(L));
   lua_settop(L, 1);
   DTL_OPTS(L, fn, 1, 1, {"dir", 's', &dir, NULL}, {"path", 's', &path, NULL});
   if (!dir == !path) dtl_fail(L, "%s: give either dir (its newest checkpoint) or path (one checkpoint)", fn);
@@ -238,7 +238,7 @@ static int l_tell(lua_State *L) {
   dt_err e = {0};
   size_t n;
   const char *p = lua_tolstring(L, 1, &n);
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   dt_str s = {0};
   if (p && c->rank == 0) dt_str_put(&s, p, n);
   dt_status st = c->size > 1 ? dt_comm_text(c, &s, 0, &e) : DT_OK;
@@ -253,7 +253,7 @@ static int l_agree(lua_State *L) {
   size_t n;
   const char *what = dtl_text(L, "core.agree", 1, 1), *text = luaL_checklstring(L, 2, &n);
   const char *advice = luaL_optstring(L, 3, dt_agree_script);
-  DTL_TRY(L, &e, dt_agree(dtl_ctx(L)->comm, what, text, n, advice, &e));
+  DTL_TRY(L, &e, dt_agree(dt_ctx_world(dtl_ctx(L)), what, text, n, advice, &e));
   return 0;
 }
 

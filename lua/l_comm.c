@@ -81,7 +81,7 @@ static int l_all_reduce(lua_State *L) {
   char what[160];
   int red = read_red(L, fn, 2);
   dtl_tensor *t = operand(L, fn);
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   describe(what, sizeof what, fn, red_name[red], &t->v.t);
   agree(L, c, what);
   dtl_tensor *out = dtl_tensor_copy(L, &t->v);
@@ -94,7 +94,7 @@ static int l_all_gather(lua_State *L) {
   static const char fn[] = "all_gather";
   char what[160];
   dtl_tensor *t = operand(L, fn);
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   describe(what, sizeof what, fn, "", &t->v.t);
   agree(L, c, what);
   dt_type type = {.dtype = t->v.t.dtype, .nd = (uint8_t)(t->v.t.nd + 1), .dim = {c->size}};
@@ -118,7 +118,7 @@ static int l_reduce_scatter(lua_State *L) {
   int red = read_red(L, fn, 2);
   dtl_check_tensor(L, fn, 1, 1);
   dtl_tensor *t = operand(L, fn);
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   describe(what, sizeof what, fn, red_name[red], &t->v.t);
   agree(L, c, what);
   dt_type type = t->v.t;
@@ -134,7 +134,7 @@ static int l_all_to_all(lua_State *L) {
   char what[160];
   dtl_check_tensor(L, fn, 1, 1);
   dtl_tensor *t = operand(L, fn);
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   describe(what, sizeof what, fn, "", &t->v.t);
   agree(L, c, what);
   int64_t n = part_of(L, fn, &t->v.t, c->size);
@@ -148,7 +148,7 @@ static int l_broadcast(lua_State *L) {
   char what[160], how[32];
   int64_t root = lua_isnoneornil(L, 2) ? 0 : dtl_int(L, fn, 2, 2);
   dtl_tensor *t = operand(L, fn);
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   if (root < 0 || root >= c->size)
     dtl_fail(L, "%s: there is no rank %lld; ranks are 0 to %d", fn, (long long)root, c->size - 1);
   snprintf(how, sizeof how, "from rank %d", (int)root);
@@ -161,7 +161,7 @@ static int l_broadcast(lua_State *L) {
 
 static int l_barrier(lua_State *L) {
   dt_err e = {0};
-  dt_comm *c = dtl_ctx(L)->comm;
+  dt_comm *c = dt_ctx_world(dtl_ctx(L));
   agree(L, c, "barrier");
   DTL_TRY(L, &e, c->vt->barrier(c, &e));
   return 0;

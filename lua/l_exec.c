@@ -3,7 +3,6 @@
  * Freeing one is collective when ranks share memory, and the collector runs at other moments on other ranks; so with
  * several ranks an executor is freed by x:close() or at the end of the process, in the order of creation. User value
  * 1: the list of its plans. */
-#include "../runtime/store/names.h"
 #include "l_exec.h"
 
 static DT_VEC(dt_exec *) all; /* alive, in order of creation */
@@ -21,6 +20,8 @@ void dtl_exec_end(void) {
 static void close_exec(dtl_exec *b) {
   if (!b->x) return;
   for (int i = 0; i < b->nplan; i++) b->plan[i]->p = NULL;
+  free(b->plan);
+  b->plan = NULL, b->nplan = 0;
   for (int i = 0; i < all.n; i++) {
     if (all.p[i] != b->x) continue;
     memmove(all.p + i, all.p + i + 1, (size_t)(all.n - i - 1) * sizeof *all.p);
@@ -33,7 +34,7 @@ static void close_exec(dtl_exec *b) {
 
 static int exec_gc(lua_State *L) {
   dtl_exec *b = lua_touserdata(L, 1);
-  if (dtl_ctx_now() && dtl_ctx_now()->comm->size == 1) close_exec(b);
+  if (dtl_ctx_now() && dt_ctx_world(dtl_ctx_now())->size == 1) close_exec(b);
   return 0;
 }
 
@@ -59,6 +60,7 @@ static void take_plan(lua_State *L, dtl_exec *b, int box, dtl_plan *p, int i) {
   lua_rawseti(L, -2, b->nplan + 1);
   lua_pop(L, 1);
   p->taken = true;
+  b->plan = dt_xrealloc(b->plan, (size_t)(b->nplan + 1) * sizeof *b->plan);
   b->plan[b->nplan++] = p;
 }
 
@@ -68,43 +70,23 @@ static dtl_plan *free_plan(lua_State *L, const char *fn, int arg, int i) {
   return p;
 }
 
-/* A list of numbers at stack index i (0: none) as an array that Lua owns; pushes it. */
-static const double *numbers(lua_State *L, const char *fn, const char *name, int i, int64_t *n) {
-  *n = 0;
-  if (!i) return NULL;
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: '%s' must be a list of numbers, got %s", fn, name, dtl_kind(L, i));
-  *n = (int64_t)lua_rawlen(L, i);
-  double *v = lua_newuserdatauv(L, (size_t)(*n + 1) * sizeof *v, 0);
-  for (int64_t k = 0; k < *n; k++) {
-    lua_rawgeti(L, i, k + 1);
-    if (lua_type(L, -1) != LUA_TNUMBER)
-      dtl_fail(L, "%s: '%s': number %lld of the list is %s", fn, name, (long long)k + 1, dtl_kind(L, -1));
-    v[k] = lua_tonumber(L, -1);
-    lua_pop(L, 1);
-  }
-  return v;
-}
-
-/* core.exec(plan, { lr = list, group_lr = list, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
+/* core.exec(plan, { lr =, groups = of the optimizer, loss_scale =, scale_window =, hysteresis =, min_scale =, fixed_scale = bool, nominal =,
  * profile = bool, alone = bool }); alone: a plan for one rank that this rank runs by itself */
 static int l_exec(lua_State *L) {
   static const char fn[] = "core.exec";
   dt_err e = {0};
-  int lr = 0, group_lr = 0;
-  int64_t window = 0, hysteresis = 0, n;
+  int64_t window = 0, hysteresis = 0, groups = 0;
   bool alone = false;
   dt_exec_opts o = {0};
   dtl_plan *p = free_plan(L, fn, 1, 1);
   lua_settop(L, 2);
-  DTL_OPTS(L, fn, 2, 2, {"lr", 'v', &lr, NULL}, {"group_lr", 'v', &group_lr, NULL},
+  DTL_OPTS(L, fn, 2, 2, {"lr", 'f', &o.lr, NULL}, {"groups", 'i', &groups, NULL},
            {"loss_scale", 'f', &o.loss_scale, NULL}, {"scale_window", 'i', &window, NULL},
            {"hysteresis", 'i', &hysteresis, NULL}, {"nominal", 'f', &o.nominal_count, NULL},
            {"min_scale", 'f', &o.min_scale, NULL}, {"fixed_scale", 'b', &o.fixed_scale, NULL},
            {"profile", 'b', &o.profile, NULL}, {"alone", 'b', &alone, NULL});
   if (o.loss_scale < 0 || o.nominal_count < 0) dtl_fail(L, "%s: loss_scale and nominal must be above 0", fn);
-  o.lr = numbers(L, fn, "lr", lr, &o.nlr);
-  o.group_lr = numbers(L, fn, "group_lr", group_lr, &n);
-  o.groups = (int)n;
+  o.groups = (int)groups;
   o.scale_window = (int)window, o.hysteresis = (int)hysteresis;
   dt_ctx *ctx = alone ? dtl_eager_ctx(L) : dtl_ctx(L);
   dtl_exec *b = lua_newuserdatauv(L, sizeof *b, 1);
@@ -126,7 +108,6 @@ static int x_add(lua_State *L) {
   dtl_exec *b = dtl_check_exec(L, "exec:add");
   dtl_plan *p = free_plan(L, "exec:add", 1, 2);
   if (b->ready) dtl_fail(L, "exec:add: the executor is ready already; add plans before x:ready()");
-  if (b->nplan == DTL_MAX_PLANS) dtl_fail(L, "exec:add: an executor holds at most %d plans", DTL_MAX_PLANS);
   DTL_TRY(L, &e, dt_exec_add(b->x, p->p, &number, &e));
   take_plan(L, b, 1, p, 2);
   return lua_pushinteger(L, number), 1;
@@ -188,7 +169,7 @@ static int x_step(lua_State *L) {
   dt_step_info s;
   dtl_exec *b = dtl_ready_exec(L, "exec:step");
   dtl_loader *l = dtl_check_loader(L, "exec:step", 1, 2);
-  if (!b->plan[0]->p->spec.train) dtl_fail(L, "exec:step: the executor's first plan is no training plan");
+  if (!dt_exec_trains(b->x)) dtl_fail(L, "exec:step: the executor's first plan is no training plan");
   info_table(L, "exec:step");
   dtl_data_running(L);
   dtl_training();
@@ -196,6 +177,16 @@ static int x_step(lua_State *L) {
   if (st && st != DT_ESTOP) dtl_raise(L, &e);
   if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
   return push_info(L, &s);
+}
+
+/* x:rate(lr of group 0, of group 1, ...): of the steps from now on; x:updates() -> updates applied so far, where a schedule is */
+static int x_rate(lua_State *L) {
+  dt_exec *x = dtl_ready_exec(L, "exec:rate")->x;
+  for (int i = 2; i <= lua_gettop(L) || i == 2; i++) dt_exec_rate(x, i - 2, dtl_num(L, "exec:rate", i - 1, i));
+  return 0;
+}
+static int x_updates(lua_State *L) {
+  return lua_pushinteger(L, dt_exec_state_get(dtl_ready_exec(L, "exec:updates")->x).updates), 1;
 }
 
 /* x:begin(loader) -> number of this rank's microbatches; 0 when the data is over */
@@ -243,23 +234,23 @@ static int x_finish(lua_State *L) {
 static int x_eval(lua_State *L) {
   static const char fn[] = "exec:eval";
   dt_err e = {0};
-  int number[DTL_MAX_PLANS], n = 0;
+  int *number, n = 0;
   dtl_exec *b = dtl_ready_exec(L, fn);
   if (lua_type(L, 2) != LUA_TTABLE) dtl_bad_arg(L, fn, 1, "a table of rows -> plan number", 2);
   dtl_loader *l = dtl_check_loader(L, fn, 2, 3);
   if (!l->eval) dtl_fail(L, "%s: the loader is endless; make it with eval = true", fn);
+  number = lua_newuserdatauv(L, (size_t)b->nplan * sizeof *number, 0);
   for (int k = 0; k < b->nplan; k++) { /* in the plans' order */
     int64_t v;
-    lua_rawgeti(L, 2, b->plan[k]->p->rows);
-    if (!lua_isnil(L, -1) &&
-        (!dtl_is_int(L, -1, &v) || v < 0 || v >= b->nplan || b->plan[v]->p->rows != b->plan[k]->p->rows))
-      dtl_fail(L, "%s: [%lld] must be the number of a plan for %lld rows", fn, (long long)b->plan[k]->p->rows,
-               (long long)b->plan[k]->p->rows);
+    int64_t rows = dt_exec_rows(b->x, k);
+    lua_rawgeti(L, 2, rows);
+    if (!lua_isnil(L, -1) && (!dtl_is_int(L, -1, &v) || v < 0 || v >= b->nplan || dt_exec_rows(b->x, (int)v) != rows))
+      dtl_fail(L, "%s: [%lld] must be the number of a plan for %lld rows", fn, (long long)rows, (long long)rows);
     if (!lua_isnil(L, -1) && v == k) number[n++] = k;
     lua_pop(L, 1);
   }
   if (!n) dtl_fail(L, "%s: no plans are named; give a table of rows -> plan number", fn);
-  int nsums = b->plan[number[0]]->p->g->output.n;
+  int nsums = dt_exec_outputs(b->x, number[0]);
   double *sums = lua_newuserdatauv(L, (size_t)(nsums + 1) * sizeof *sums, 0);
   dtl_data_running(L);
   DTL_TRY(L, &e, dt_loader_seek(l->l, 0, &e));
@@ -281,27 +272,27 @@ static int x_call(lua_State *L) {
   if (number < 0 || number >= b->nplan)
     dtl_fail(L, "%s: there is no plan %lld; numbers are 0 to %d", fn, (long long)number, b->nplan - 1);
   if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, fn, 2, "a list of tensors", 3);
-  const dt_graph *g = b->plan[number]->p->g;
-  int nin = g->input.n, nout = g->output.n, have = (int)lua_rawlen(L, 3);
+  int nin = dt_exec_inputs(b->x, (int)number), nout = dt_exec_outputs(b->x, (int)number), have = (int)lua_rawlen(L, 3);
   if (have != nin) dtl_fail(L, "%s: the plan takes %d inputs, got %d", fn, nin, have);
   luaL_checkstack(L, nin + 16, fn);
   dt_view *in = lua_newuserdatauv(L, (size_t)(nin + 1) * sizeof *in, 0);
   for (int i = 0; i < nin; i++) {
     lua_rawgeti(L, 3, i + 1);
     if (!dtl_to_tensor(L, -1))
-      dtl_fail(L, "%s: input %d (%s) must be a tensor, got %s", fn, i + 1, g->input.p[i].name, dtl_kind(L, -1));
+      dtl_fail(L, "%s: input %d (%s) must be a tensor, got %s", fn, i + 1, dt_exec_input_name(b->x, (int)number, i),
+               dtl_kind(L, -1));
     in[i] = dtl_contiguous(L, lua_gettop(L), -1)->v;
   }
   lua_createtable(L, nout, 0);
   for (int i = 0; i < nout; i++) { /* boxes first: the collector may run a finalizer that calls, too */
-    dtl_tensor_new(L, dt_type_of(g, g->output.p[i]));
+    dt_type t = dt_exec_output(b->x, (int)number, i);
+    dtl_tensor_new(L, &t);
     lua_rawseti(L, -2, i + 1);
   }
   DTL_TRY(L, &e, dt_exec_call(b->x, (int)number, in, nin, &e));
   for (int i = 0; i < nout; i++) {
-    dt_view v = dt_exec_output(b->x, (int)number, i);
     lua_rawgeti(L, -1, i + 1);
-    dtl_copy_view(&dtl_to_tensor(L, -1)->v, &v);
+    DTL_TRY(L, &e, dt_exec_fetch(b->x, (int)number, i, dtl_to_tensor(L, -1)->v.p, &e));
     lua_pop(L, 1);
   }
   return 1;
@@ -408,9 +399,11 @@ static int x_pipe_times(lua_State *L) {
 /* x:memory() -> bytes that all plans together need, as plan:memory(); after x:ready() what is allocated */
 static int x_memory(lua_State *L) {
   dtl_exec *b = dtl_check_exec(L, "exec:memory");
-  int64_t by[DT_NREG], total = dt_exec_bytes(b->x, by);
-  lua_createtable(L, 0, DT_NREG + 1);
-  for (int r = 0; r < DT_NREG; r++) set_integer(L, dt_region_name[r], by[r]);
+  const char *const *name;
+  int n = dt_exec_regions(&name);
+  int64_t *by = lua_newuserdatauv(L, (size_t)n * sizeof *by, 0), total = dt_exec_bytes(b->x, by);
+  lua_createtable(L, 0, n + 1);
+  for (int r = 0; r < n; r++) set_integer(L, name[r], by[r]);
   set_integer(L, "total", total);
   return 1;
 }
@@ -421,6 +414,8 @@ void dtl_open_exec(lua_State *L) {
                                     {"ready", x_ready},
                                     {"close", x_close},
                                     {"step", x_step},
+                                    {"rate", x_rate},
+                                    {"updates", x_updates},
                                     {"eval", x_eval},
                                     {"begin", x_begin},
                                     {"forward", x_forward},

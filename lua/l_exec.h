@@ -3,12 +3,11 @@
 #define DTL_EXEC_H
 #include "dtl.h"
 
-enum { DTL_MAX_PLANS = 24 };
 typedef struct dtl_exec {
   dt_exec *x; /* NULL once closed; owns its plans */
   bool ready;
   int nplan;
-  dtl_plan *plan[DTL_MAX_PLANS]; /* boxes, held by the user value */
+  dtl_plan **plan; /* [nplan] boxes, held by the user value */
 } dtl_exec;
 dtl_exec *dtl_check_exec(lua_State *L, const char *fn); /* at stack index 1 */
 dtl_exec *dtl_ready_exec(lua_State *L, const char *fn);

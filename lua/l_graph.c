@@ -2,7 +2,7 @@
  *
  * Invariant: a graph is open until compile hands it to a plan (l_plan.c). User value 1 of the box is a list that keeps
  * alive the tensors which the graph borrows. */
-#include "dtl.h"
+#include "l_graph.h"
 
 /* ---- the graph box ---- */
 static dtl_graph *check_graph(lua_State *L, const char *fn) {
@@ -58,6 +58,7 @@ static void read_mesh(lua_State *L, int i, dt_mesh *m) {
     if (m->role[k] == DT_AXIS_STAGES && dt_mesh_stages(m) >= 0)
       dtl_fail(L, "%s: the axes '%s' and '%s' both split stages; one can", fn, m->name[dt_mesh_stages(m)], name);
     m->size[k] = (int)size;
+    m->role[k] = !splits ? DT_AXIS_TENSORS : !strcmp(splits, "samples") ? DT_AXIS_SAMPLES : DT_AXIS_STAGES;
     m->naxes = k + 1;
     lua_settop(L, top);
   }
@@ -191,6 +192,19 @@ static dt_init read_init(lua_State *L, const char *fn, const char *name, int i, 
   dtl_fail(L, "%s: init of '%s': unknown \"%s\"; known are zeros, ones, const, uniform and normal", fn, name, kind);
 }
 
+/* core.draw(init, shape, seed, name) -> the value with which a run of that seed begins the parameter of that name. init: a list with
+ * "uniform" or "normal" */
+static int l_draw(lua_State *L) {
+  static const char fn[] = "core.draw";
+  dt_type t = dtl_shape(L, fn, 2, 2, DT_F32);
+  uint64_t seed = (uint64_t)dtl_int(L, fn, 3, 3);
+  const char *name = dtl_text(L, fn, 4, 4);
+  dt_init init = read_init(L, fn, name, 1, &t);
+  if (init.kind != DT_INIT_UNIFORM && init.kind != DT_INIT_NORMAL) dtl_fail(L, "%s: '%s' is not drawn", fn, name);
+  dt_draw(&init, seed, name, dtl_tensor_new(L, &t)->v);
+  return 1;
+}
+
 /* g:param(name, shape, { init =, trainable =, group =, dtype = }) */
 static int g_param(lua_State *L) {
   static const char fn[] = "graph:param";
@@ -246,14 +260,15 @@ static dt_param *param_of(dt_graph *g, dt_val v) {
   return NULL;
 }
 
-/* g:state(param, name, fill): an optimizer state of the parameter's shape, f32 (f64 for an f64 parameter), which
- * begins as fill */
+/* g:state(param, name, fill): an optimizer state of the parameter's shape, f32 (f64 for an f64 parameter), which begins as the number fill,
+ * or as the parameter where fill is its symbol */
 static int g_state(lua_State *L) {
   static const char fn[] = "graph:state";
   dtl_graph *b = check_graph(L, fn);
   dt_val v = check_symbol(L, fn, 1, 2, b);
   const char *name = dtl_text(L, fn, 2, 3);
-  double fill = lua_isnoneornil(L, 4) ? 0 : dtl_num(L, fn, 3, 4);
+  bool copy = dtl_to_symbol(L, 4) && check_symbol(L, fn, 3, 4, b) == v;
+  double fill = copy || lua_isnoneornil(L, 4) ? 0 : dtl_num(L, fn, 3, 4);
   dt_param *p = param_of(b->g, v);
   if (!p) dtl_fail(L, "%s: argument 1 must be a parameter's symbol", fn);
   for (int k = 0; k < p->nstate; k++)
@@ -266,6 +281,7 @@ static int g_state(lua_State *L) {
   dt_val s = dt_leaf(b->g, DT_OP_state, &t, name);
   p->state_name[p->nstate] = dt_arena_strdup(&b->g->mem, name);
   p->state_fill[p->nstate] = fill;
+  p->state_copy[p->nstate] = copy;
   p->state[p->nstate++] = s;
   return dtl_push_symbol(L, 1, s), 1;
 }
@@ -283,18 +299,28 @@ static int g_local_state(lua_State *L) {
   if (t.nd == DT_MAX_DIM) dtl_fail(L, "%s: a state has at most %d dims", fn, DT_MAX_DIM - 1);
   dt_buf c = {.name = new_name(L, fn, b->g), .state = true, .own = !shared};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
-  c.val = dt_leaf(b->g, DT_OP_buffer, &t, c.name);
-  if (!shared) b->g->val.p[c.val].region = DT_REG_STATE;
-  dt_vec_push(&b->g->buf, c);
-  return dtl_push_symbol(L, 1, c.val), 1;
+  return dtl_push_symbol(L, 1, dt_graph_state(b->g, &c, &t)), 1;
+}
+
+/* g:unclipped(param) -> its gradient, divided by the count and not clipped; after g:update() */
+static int g_unclipped(lua_State *L) {
+  static const char fn[] = "graph:unclipped";
+  dtl_graph *b = check_graph(L, fn);
+  dt_param *p = param_of(b->g, check_symbol(L, fn, 1, 2, b));
+  if (!p || p->grad < 0 || b->g->level < DT_UPDATED)
+    dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
+  dt_val grad = p->grad;
+  for (int i = 0; i < b->g->hyper.n; i++)
+    if (b->g->hyper.p[i].kind == DT_HY_INV_COUNT)
+      return dtl_push_symbol(L, 1, dt_b2(b->g, DT_OP_mul, grad, dt_cast(b->g, b->g->hyper.p[i].val, DT_F32))), 1;
+  dtl_fail(L, "%s: the graph has no count", fn);
 }
 
 /* g:between(): what follows runs between steps (a plan of its own), may write parameters and use collectives */
 static int g_between(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:between");
-  only_traced(L, "graph:between", b->g);
-  b->g->level = DT_UPDATED;
-  b->g->phase = DT_UPD;
+  if (b->g->level > DT_PLACED) dtl_fail(L, "graph:between must come before g:grad()");
+  dt_graph_between(b->g);
   return 0;
 }
 
@@ -308,50 +334,81 @@ static const char *axes_of(lua_State *L, const dt_graph *g) {
   return lua_tostring(L, -1);
 }
 
-/* g:collective(op, symbol, axes, { red = "sum" | "max" | "min" | "mean", part = }) -> symbol; axes: a list of the mesh's names. In
- * hooks only: what forward needs of other ranks the strategies insert. */
-static int g_collective(lua_State *L) {
-  static const char fn[] = "graph:collective";
-  static const char *const reds[] = {"sum", "max", "min", "mean"};
-  dtl_graph *b = check_graph(L, fn);
-  const char *name = dtl_text(L, fn, 1, 2), *red = "sum";
-  int op = dt_op_find(name), r = 0;
-  dt_val v = check_symbol(L, fn, 2, 3, b), out[DT_MAX_OUT];
-  int64_t part = 0;
-  dt_group group = {0};
-  dt_err e = {0};
-  lua_settop(L, 5);
-  if (!op || !(dt_op(op)->flags & OP_COMM)) dtl_fail(L, "%s: there is no collective '%s'", fn, name);
-  if (b->g->level < DT_STAGED && b->g->phase != DT_UPD)
-    dtl_fail(L,
-             "%s of a traced tensor works in a gradient hook only; in a model the strategy inserts what ranks exchange",
-             name);
-  if (lua_type(L, 4) != LUA_TTABLE) dtl_fail(L, "%s: axes must be a list of names, got %s", name, dtl_kind(L, 4));
-  DTL_OPTS(L, name, 4, 5, {"red", 's', &red, NULL}, {"part", 'i', &part, NULL});
-  while (r < 4 && strcmp(reds[r], red)) r++;
-  if (r == 4) dtl_fail(L, "%s: unknown reduction '%s'; known are sum, max, min and mean", name, red);
-  for (int k = 1; k <= (int)lua_rawlen(L, 4); k++) {
-    lua_rawgeti(L, 4, k);
+/* The mask of a list of axes' names at index i. */
+static int axes_mask(lua_State *L, const char *fn, const dt_graph *g, int i) {
+  int axes = 0;
+  if (lua_type(L, i) != LUA_TTABLE)
+    dtl_fail(L, "%s: axes must be a name or a list of names, got %s", fn, dtl_kind(L, i));
+  for (int k = 1; k <= (int)lua_rawlen(L, i); k++) {
+    lua_rawgeti(L, i, k);
     const char *axis = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
-    int a = dt_mesh_axis(&b->g->mesh, axis);
-    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'; it has %s", name, axis, axes_of(L, b->g));
-    group.axes |= 1 << a;
+    int a = dt_mesh_axis(&g->mesh, axis);
+    if (a < 0 && !g->mesh.naxes)
+      dtl_fail(L, "%s: this graph is of one process, without axes; the axis '%s' belongs to a job", fn, axis);
+    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'; it has %s", fn, axis, axes_of(L, g));
+    axes |= 1 << a;
     lua_pop(L, 1);
   }
-  int all = dt_group_size(&b->g->mesh, group);
+  return axes;
+}
+
+static void set_attr(int op, dt_attr *a, const char *name, int64_t v) {
+  const dt_attr_spec *s = dt_op_attr(op, name);
+  if (s) a[s->slot].i = v;
+}
+
+/* core.collective(symbol, op, axes, { red = "sum" | "max" | "min" | "mean", part =, by = }) -> symbol; axes: a list of the mesh's names;
+ * dim 0 is what is cut or joined. Over one rank it is the symbol itself. In a model and on an axis of samples each rank's value is its own,
+ * so gradients of a sum or a gathered value add up over the ranks; on other axes values of a model are whole until they are placed. */
+static int l_collective(lua_State *L) {
+  static const char *const reds[] = {"sum", "max", "min", "mean"};
+  const char *name = dtl_text(L, "collective", 2, 2), *red = "sum";
+  dtl_symbol *x = dtl_to_symbol(L, 1);
+  if (!x) dtl_bad_arg(L, name, 1, "a symbolic tensor", 1);
+  dt_graph *g = dtl_symbol_graph(L, x);
+  dtl_graph_here(L, x->graph);
+  int op = dt_op_find(name), r = 0;
+  dt_val v = x->v, out[DT_MAX_OUT];
+  int64_t part = 0, by = 0;
+  dt_err e = {0};
+  lua_settop(L, 4);
+  if (!op || !(dt_op(op)->flags & OP_COMM)) dtl_fail(L, "collective: there is no collective '%s'", name);
+  DTL_OPTS(L, name, 3, 4, {"red", 's', &red, NULL}, {"part", 'i', &part, NULL}, {"by", 'i', &by, NULL});
+  while (r < 4 && strcmp(reds[r], red)) r++;
+  if (r == 4) dtl_fail(L, "%s: unknown reduction '%s'; known are sum, max, min and mean", name, red);
+  dt_group group = {.axes = axes_mask(L, name, g, 3)};
+  int all = dt_group_size(&g->mesh, group), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   if (part && all % (part < 0 ? (int)-part : (int)part))
     dtl_fail(L, "%s: blocks of %lld do not divide the %d ranks; a divisor of %d would", name,
              (long long)(part < 0 ? -part : part), all, all);
   group.part = (int)part;
+  int n = dt_group_size(&g->mesh, group);
+  if (n == 1) return lua_pushvalue(L, 1), 1;
+  bool model = g->level < DT_PLACED;
+  if (model && group.axes & ~samples)
+    dtl_fail(
+        L,
+        "%s over %s in a model: values of a model are whole there until the strategies place them; x:place says where "
+        "they lie, and the collectives follow",
+        name, axes_of(L, g));
   dt_attr a[DT_MAX_ATTR];
   dt_op_defaults(op, a);
-  dt_group_set(b->g, a, group);
-  const dt_attr_spec *s = dt_op_attr(op, "red"), *n = dt_op_attr(op, "n");
-  if (s) a[s->slot].i = r;
-  if (n) a[n->slot].i = dt_group_size(&b->g->mesh, group);
-  DTL_TRY(L, &e, dt_node_add(b->g, op, &v, 1, a, out, &e));
-  dt_node_of(b->g, out[0])->reason = b->g->level < DT_STAGED ? "replicas meet" : "the gradient hook";
+  dt_group_set(g, a, group);
+  set_attr(op, a, "red", r), set_attr(op, a, "n", n), set_attr(op, a, "by", by % n), set_attr(op, a, "partial", model);
+  DTL_TRY(L, &e, dt_node_add(g, op, &v, 1, a, out, &e));
+  if (model) dt_node_of(g, out[0])->reason = "the model's own";
+  else if (g->level < DT_STAGED) dt_node_of(g, out[0])->reason = "the strategy's update";
+  if (model && (op == DT_OP_all_reduce || op == DT_OP_reduce_scatter) && (r == DT_RED_MAX || r == DT_RED_MIN))
+    out[0] = dt_b1(g, DT_OP_stop_gradient, out[0]);
   return dtl_push_symbol(L, 1, out[0]), 1;
+}
+
+/* core.axes_size(symbol, axes) -> ranks that differ on these axes alone */
+static int l_axes_size(lua_State *L) {
+  dtl_symbol *x = dtl_to_symbol(L, 1);
+  if (!x) dtl_bad_arg(L, "axes_size", 1, "a symbolic tensor", 1);
+  const dt_graph *g = dtl_symbol_graph(L, x);
+  return lua_pushinteger(L, dt_mesh_count(&g->mesh, axes_mask(L, "axes_size", g, 2))), 1;
 }
 
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
@@ -694,7 +751,7 @@ static int g_grad(lua_State *L) {
 static int g_update(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:update");
   dt_err e = {0};
-  dt_spec s = {.train = true, .precision = DT_F32, .comm_dtype = DT_F32};
+  dt_spec s = {.train = true, .precision = DT_F32};
   lua_settop(L, 2);
   DTL_OPTS(L, "graph:update", 1, 2, {"clip", 'f', &s.clip_norm, NULL}, {"clip_value", 'f', &s.clip_value, NULL});
   if (!(s.clip_norm >= 0) || !(s.clip_value >= 0))
@@ -750,7 +807,8 @@ static int g_params(lua_State *L) {
 }
 
 void dtl_open_graph(lua_State *L) {
-  static const luaL_Reg fn[] = {{"graph", l_graph}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"graph", l_graph}, {"draw", l_draw}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
   static const luaL_Reg method[] = {{"input", g_input},
                                     {"param", g_param},
                                     {"buffer", g_buffer},
@@ -772,8 +830,8 @@ void dtl_open_graph(lua_State *L) {
                                     {"blocks", g_blocks},
                                     {"recompute", g_recompute},
                                     {"local_state", g_local_state},
-                                    {"collective", g_collective},
                                     {"between", g_between},
+                                    {"unclipped", g_unclipped},
                                     {"compile", dtl_compile},
                                     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);

@@ -31,7 +31,7 @@ static int l_loader(lua_State *L) {
            {"shuffle", 'b', &o.shuffle, NULL}, {"drop_last", 'b', &o.drop_last, NULL}, {"start", 'i', &o.start, NULL},
            {"eval", 'b', &eval, NULL}, {"rank", 'i', &rank, NULL}, {"size", 'i', &size, NULL});
   if ((rank < 0) != (size < 0)) dtl_fail(L, "%s: give rank and size together, or neither", fn);
-  if (rank < 0) rank = dtl_ctx(L)->comm->rank, size = dtl_ctx(L)->comm->size;
+  if (rank < 0) rank = dt_ctx_world(dtl_ctx(L))->rank, size = dt_ctx_world(dtl_ctx(L))->size;
   if (size < 1 || size > 1 << 24 || rank >= size)
     dtl_fail(L, "%s: rank %lld of %lld is none", fn, (long long)rank, (long long)size);
   o.rank = (int)rank, o.size = (int)size, o.seed = (uint64_t)seed;

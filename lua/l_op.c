@@ -3,7 +3,7 @@
  * Arguments are tensors first (numbers and booleans become 0-dim values that never widen a tensor's dtype), then
  * attributes by position or in a table by name. Symbolic: a node in the graph. Concrete: views are made here, the rest
  * runs in l_eager.c. A new op needs nothing here. */
-#include "dtl.h"
+#include "l_graph.h"
 
 static const char methods_key; /* registry: the methods' table */
 
@@ -109,8 +109,8 @@ static void read_table(lua_State *L, attr_reader *r, int *next, int arg, int i) 
     if (spec_of(r->o, key) < 0 && (!worst || strcmp(key, worst) < 0)) worst = key;
   }
   if (worst) unknown_attr(L, r->o, worst);
-  bool list = *next < r->o->nspec && strchr("lp", r->o->spec[*next].kind);
-  if (lua_rawlen(L, i) || (!named && list)) {
+  bool list = *next < r->o->nspec;
+  if (lua_rawlen(L, i) || (!named && list && r->o->spec[*next].kind == 'l')) { /* {} is the empty list, or no attributes */
     if (*next >= r->o->nspec)
       dtl_fail(L, "%s: argument %d is a list, but no attribute is left for it", r->o->name, arg);
     read_attr(L, r, (*next)++, arg, i, i);

@@ -1,7 +1,7 @@
 /* Pipeline schedules: lists of actions read from Lua, checked, and what can be asked of them.
  *
  * Invariant: a schedule's box holds a schedule that has passed the check. */
-#include "dtl.h"
+#include "l_graph.h"
 
 static int schedule_gc(lua_State *L) {
   dtl_schedule *b = lua_touserdata(L, 1);

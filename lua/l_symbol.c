@@ -2,7 +2,7 @@
  *
  * Invariant: a symbol holds its graph's box, so that a use after compile is an error and not a wild pointer. What a
  * symbol can't do (compare, index, be written) says why. Operations on symbols are in l_op.c. */
-#include "dtl.h"
+#include "l_graph.h"
 
 dtl_symbol *dtl_to_symbol(lua_State *L, int i) { return luaL_testudata(L, i, DTL_SYMBOL); }
 

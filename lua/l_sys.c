@@ -16,7 +16,7 @@
 
 static struct {
   dt_ctx *ctx;
-  dt_ctx alone; /* ctx with a communicator of one rank */
+  dt_ctx *alone; /* ctx with a communicator of one rank */
   char *script;
   bool interrupted; /* the run was asked to stop, and has come to an orderly end */
 } proc;
@@ -29,11 +29,11 @@ static void process_end(int status, void *unused) {
   fflush(NULL);
   if (!proc.ctx) return;
   if (proc.interrupted && status == INTERRUPTED) status = 0; /* on all ranks */
-  if (status != 0) dt_trace_flush(proc.ctx->trace);
-  if (status != 0 && proc.ctx->comm->size > 1) proc.ctx->comm->vt->abort(proc.ctx->comm, status & 255);
+  dt_comm *world = dt_ctx_world(proc.ctx);
+  if (status != 0) dt_trace_flush(proc.ctx);
+  if (status != 0 && world->size > 1) world->vt->abort(world, status & 255);
   dtl_exec_end();
-  dtl_eager_clear();
-  proc.alone.comm->vt->close(proc.alone.comm);
+  dt_ctx_alone_close(proc.alone);
   dt_ctx_close(proc.ctx);
   proc.ctx = NULL;
   free(proc.script);
@@ -47,16 +47,13 @@ static void stay_loaded(void) {
 }
 
 static dt_status open_ctx(int threads, dt_err *e) {
-  dt_comm *self;
-  DT_TRY(dt_comm_self(&self, e));
   dt_status st = dt_ctx_open(threads, &proc.ctx, e);
+  if (!st) st = dt_ctx_alone(proc.ctx, &proc.alone, e);
   if (st) {
-    self->vt->close(self);
+    dt_ctx_close(proc.ctx);
     proc.ctx = NULL;
     return st;
   }
-  proc.alone = *proc.ctx;
-  proc.alone.comm = self;
   stay_loaded();
   on_exit(process_end, NULL);
   return DT_OK;
@@ -72,7 +69,7 @@ dt_ctx *dtl_ctx(lua_State *L) {
 
 dt_ctx *dtl_eager_ctx(lua_State *L) {
   dtl_ctx(L);
-  return &proc.alone;
+  return proc.alone;
 }
 
 /* core.ctx{ threads =, seed = } */
@@ -83,15 +80,13 @@ static int l_ctx(lua_State *L) {
   if (threads < 0 || threads > 4096)
     dtl_fail(L, "threads = %lld; give 1 to 4096, or 0 for the host's cores", (long long)threads);
   if (!proc.ctx) DTL_TRY(L, &e, open_ctx((int)threads, &e));
-  else if (threads && threads != proc.ctx->threads && !dtl_exec_alive(L)) {
-    dtl_eager_clear(); /* plans of single operations are made for a number of threads, too */
-    DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, (int)threads, &e));
-    proc.alone.pool = proc.ctx->pool, proc.alone.dev = proc.ctx->dev, proc.alone.threads = proc.ctx->threads;
-  } else if (threads && threads != proc.ctx->threads)
-    dtl_fail(
-        L, "an engine of this process already runs with %d threads, and another asks for %lld; give --threads once",
-        proc.ctx->threads, (long long)threads);
-  proc.ctx->seed = proc.alone.seed = (uint64_t)seed;
+  else if (threads && threads != dt_ctx_nthreads(proc.ctx) && !dtl_exec_alive(L)) {
+    DTL_TRY(L, &e, dt_ctx_threads(proc.ctx, proc.alone, (int)threads, &e));
+  } else if (threads && threads != dt_ctx_nthreads(proc.ctx))
+    dtl_fail(L,
+             "an engine of this process already runs with %d threads, and another asks for %lld; give --threads once",
+             dt_ctx_nthreads(proc.ctx), (long long)threads);
+  dt_ctx_set_seed(proc.ctx, proc.alone, (uint64_t)seed);
   return 0;
 }
 
@@ -101,7 +96,7 @@ static int l_trace(lua_State *L) {
   const char *path = dtl_text(L, "core.trace", 1, 1);
   int64_t first = dtl_int(L, "core.trace", 2, 2), last = dtl_int(L, "core.trace", 3, 3);
   dt_ctx *c = dtl_ctx(L);
-  if (!c->trace) DTL_TRY(L, &e, dt_trace_open(c, path, first, last, &e));
+  DTL_TRY(L, &e, dt_trace_open(c, path, first, last, &e));
   return 0;
 }
 
@@ -114,18 +109,19 @@ static int l_backend(lua_State *L) {
     dtl_fail(
         L,
         "the backend mpi needs a launcher, and none started this process; write mpirun -n N dtrain ..., or take self");
-  if (proc.ctx && self && proc.ctx->comm->size > 1)
+  if (proc.ctx && self && dt_ctx_world(proc.ctx)->size > 1)
     dtl_fail(L, "the backend self comes too late, %d ranks are joined already; choose it before anything else",
-             proc.ctx->comm->size);
+             dt_ctx_world(proc.ctx)->size);
   if (!auto_ && !proc.ctx) setenv("DT_COMM", want, 1);
   return 0;
 }
 
-static int l_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->rank), 1; }
-static int l_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->size), 1; }
-static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_rank), 1; }
-static int l_local_size(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->comm->local_size), 1; }
-static int l_threads(lua_State *L) { return lua_pushinteger(L, dtl_ctx(L)->threads), 1; }
+static int l_rank(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->rank), 1; }
+static int l_size(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->size), 1; }
+static int l_local_rank(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->local_rank), 1; }
+static int l_local_size(lua_State *L) { return lua_pushinteger(L, dt_ctx_world(dtl_ctx(L))->local_size), 1; }
+static int l_seed(lua_State *L) { return lua_pushinteger(L, (lua_Integer)dt_ctx_seed(dtl_ctx(L))), 1; }
+static int l_threads(lua_State *L) { return lua_pushinteger(L, dt_ctx_nthreads(dtl_ctx(L))), 1; }
 
 /* ---- signals ---- */
 /* What asks to stop: Ctrl-C, launchers and `timeout`, a closed terminal, and the early warnings that Slurm can send. */
@@ -137,9 +133,9 @@ enum { NSTOPS = sizeof stops / sizeof *stops };
 static const double GRACE = 5; /* seconds of Lua code between a request to stop and the next step */
 static struct {
   volatile sig_atomic_t by, told, training; /* by: the signal; told: core.stop_requested has said so */
-  double asked, seen, lua;                  /* when the signal came, Lua code was last seen to run, and for how long it ran since */
+  double asked, seen, lua; /* when the signal came, Lua code was last seen to run, and for how long it ran since */
   lua_State *L;
-  bool silent; /* another rank tells */
+  bool silent; /* the launcher tells why it ended its ranks */
 } stop;
 
 static const char *name_of(int sig) {
@@ -185,8 +181,7 @@ static void on_signal(int sig) {
 
 void dtl_signals(lua_State *L) {
   struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
-  const char *rank = dt_env("OMPI_COMM_WORLD_RANK");
-  stop.L = L, stop.silent = rank && strcmp(rank, "0");
+  stop.L = L, stop.silent = dt_comm_launched();
   sigemptyset(&a.sa_mask);
   for (int i = 0; i < NSTOPS; i++) {
     if (stops[i].number == SIGHUP && !sigaction(SIGHUP, NULL, &old) && old.sa_handler == SIG_IGN) continue; /* nohup */
@@ -297,6 +292,7 @@ void dtl_open_sys(lua_State *L) {
       {"size", l_size},
       {"local_rank", l_local_rank},
       {"local_size", l_local_size},
+      {"seed", l_seed},
       {"threads", l_threads},
       {"stop_requested", l_stop_requested},
       {"trained", l_trained},

@@ -4,10 +4,12 @@
  * Operations never write into an existing tensor; only copy_ and t[i] = v do, and not into mapped files. */
 #include <math.h>
 
-#include "dtl.h"
+#include "l_graph.h"
 
 /* ---- stores ---- */
-static struct { size_t live, since; } mem; /* bytes held, and allocated since the last full collection */
+static struct {
+  size_t live, since, kept;
+} mem; /* bytes held, allocated since the last full collection, held after it */
 
 dtl_store *dtl_store_keep(dtl_store *s) {
   s->refs++;
@@ -39,12 +41,13 @@ dtl_tensor *dtl_tensor_box(lua_State *L) {
 }
 
 /* Lua's collector sees a few words a tensor: it is told of the memory behind them by full collections, each after as
- * much was allocated as is alive (and at least 64 MB). */
+ * much was allocated as the one before left alive (and at least 64 MB). */
 static void collect(lua_State *L, size_t bytes) {
   mem.since += bytes;
-  if (mem.since < ((size_t)64 << 20) || mem.since < mem.live) return;
+  if (mem.since < ((size_t)64 << 20) || mem.since < mem.kept) return;
   mem.since = 0;
   lua_gc(L, LUA_GCCOLLECT);
+  mem.kept = mem.live;
 }
 
 dtl_tensor *dtl_tensor_new(lua_State *L, const dt_type *t) {
@@ -247,7 +250,7 @@ static int random_tensor(lua_State *L, const char *fn, bool normal) {
   if (!dt_is_float(dtype)) dtl_fail(L, "%s: dtype %s is no float; draw floats and cast them", fn, dt_dtype_name(dtype));
   dt_type t = dtl_shape(L, fn, 1, 1, dtype);
   uint64_t key, stream = 0;
-  if (lua_isnoneornil(L, 2)) key = dtl_ctx(L)->seed, stream = ++calls;
+  if (lua_isnoneornil(L, 2)) key = dt_ctx_seed(dtl_ctx(L)), stream = ++calls;
   else key = (uint64_t)dtl_int(L, fn, 2, 2);
   dtl_tensor *b = dtl_tensor_new(L, &t);
   int64_t n = dt_numel(&t);
@@ -443,7 +446,7 @@ static int l_load(lua_State *L) {
     dtl_store *s = file_store(L);
     dtl_tensor *b = lua_touserdata(L, -1);
     DTL_TRY(L, &e, dt_map_open(&s->map, path, &e));
-    DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &e));
+    DTL_TRY(L, &e, dt_npy_parse(s->map.p, s->map.n, path, &b->v, &s->p, &e));
     return 1;
   }
   if (!ends_with(path, ".safetensors"))
@@ -492,8 +495,8 @@ static int l_save(lua_State *L) {
 
 void dtl_open_tensor(lua_State *L) {
   static const luaL_Reg fn[] = {{"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},     {"full", l_full},
-                                {"rand", l_rand},     {"randn", l_randn}, {"arange", l_arange}, {"load", l_load}, {"same", l_same},
-                                {"save", l_save},     {NULL, NULL}};
+                                {"rand", l_rand},     {"randn", l_randn}, {"arange", l_arange}, {"load", l_load},
+                                {"same", l_same},     {"save", l_save},   {NULL, NULL}};
   static const luaL_Reg method[] = {{"item", l_item}, {"totable", l_totable}, {"copy_", l_copy_}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_getmetatable(L, DTL_TENSOR); /* made by l_op.c, with the operators */

@@ -13,7 +13,7 @@
 static int rank_of_several(void) {
   dt_ctx *c = dtl_ctx_now();
   const char *rank = dt_env("OMPI_COMM_WORLD_RANK"), *size = dt_env("OMPI_COMM_WORLD_SIZE");
-  if (c) return c->comm->size > 1 ? c->comm->rank : -1;
+  if (c) return dt_ctx_world(c)->size > 1 ? dt_ctx_world(c)->rank : -1;
   return rank && size && strcmp(size, "1") ? atoi(rank) : -1;
 }
 
@@ -96,7 +96,7 @@ int main(int argc, char **argv) {
   int code = 1;
   if (lua_pcall(L, 1, 1, 1) == LUA_OK) code = (int)lua_tointeger(L, -1);
   else tell(lua_isstring(L, -1) ? lua_tostring(L, -1) : "error in the error handler");
-  if (code == 0 || dtl_interrupted() || !dtl_ctx_now() || dtl_ctx_now()->comm->size == 1)
+  if (code == 0 || dtl_interrupted() || !dtl_ctx_now() || dt_ctx_world(dtl_ctx_now())->size == 1)
     lua_close(L); /* else the exit handler ends the job first */
   exit(code);
 }

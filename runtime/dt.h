@@ -1,119 +1,30 @@
-/* Floor 8: the one public header. What the Lua bindings (and a C program) call; everything else is an inner matter.
+/* Floor 9: the one public header: what the Lua bindings (and a C program) call. The context, graphs, plans and executors are opaque here; whoever
+ * builds graphs or plans includes ir/ir.h and plan/plan.h.
  *
  * Life: dt_ctx_open -> trace graphs -> dt_plan_build -> dt_exec_new -> dt_exec_step... -> dt_exec_free -> dt_ctx_close. */
 #ifndef DT_DT_H
 #define DT_DT_H
-#include "store/ckpt.h"
 #include "comm/comm.h"
-#include "data/data.h"
-#include "plan/plan.h"
+#include "exec/executor.h"
+#include "plan/agree.h"
+#include "store/ckpt.h"
+#include "store/names.h"
 
 #define DT_API __attribute__((visibility("default")))
-#define DT_VERSION "0.1.0"
 
 /* ---- the process: communicator, threads, device ---- */
-typedef struct dt_ctx {
-  dt_comm *comm;
-  dt_pool *pool;
-  int threads;
-  dt_dev *dev;
-  uint64_t seed;
-  struct dt_ctx_group *groups; /* communicators opened so far */
-  struct dt_trace *trace;      /* what --trace writes; NULL: nothing */
-} dt_ctx;
-/* A timeline of training executors made ready from now on, of steps first..last (from 1), into one file that all ranks append to, for
- * Perfetto and chrome://tracing. Collective; a file that cannot be written is an error on all ranks. dt_ctx_close completes it. */
-dt_status dt_trace_open(dt_ctx *c, const char *path, int64_t first, int64_t last, dt_err *e);
-void dt_trace_flush(struct dt_trace *t); /* what is still in memory; t may be NULL */
-void dt_trace_close(dt_ctx *c);          /* collective */
-/* The communicator of a group of the mesh, whose ranks are the world's; NULL when this rank is in none. Collective over the world at
- * its first use; the context owns it. */
-dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e);
 /* threads 0: cores of the host / local ranks, at least 1. Joins the world when started by mpirun. */
 dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e);
-/* Another number of threads; only while there is no executor on this context. */
-dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e);
 void dt_ctx_close(dt_ctx *c);
+/* A second context with a communicator of one rank, the same threads and device: for work that this rank does by itself. Closed before c. */
+dt_status dt_ctx_alone(const dt_ctx *c, dt_ctx **out, dt_err *e);
+void dt_ctx_alone_close(dt_ctx *a);
+/* Another number of threads for both; only while there is no executor on them but those of single operations. */
+dt_status dt_ctx_threads(dt_ctx *c, dt_ctx *alone, int threads, dt_err *e);
+void dt_ctx_set_seed(dt_ctx *c, dt_ctx *alone, uint64_t seed);
+dt_comm *dt_ctx_world(const dt_ctx *c);
+int dt_ctx_nthreads(const dt_ctx *c);
+uint64_t dt_ctx_seed(const dt_ctx *c);
 /* A spec's workspace callback for this device. */
 size_t dt_ctx_workspace(const dt_call *c, int op, int threads);
-
-/* ---- the executor: memory, bound plans, the step ---- */
-typedef struct dt_exec dt_exec;
-typedef struct dt_step_info {
-  int64_t step, epoch, samples; /* of this step, all ranks */
-  double loss, norm;            /* norm -1 when the plan has none */
-  double count;                 /* valid tokens or samples, all ranks */
-  double lr, loss_scale;
-  bool skipped; /* overflow: no update */
-  double seconds;
-} dt_step_info;
-typedef struct dt_exec_opts {
-  const double *lr; /* [nlr] learning rate by update index (the last holds after the end) */
-  int64_t nlr;
-  const double *group_lr; /* [groups] factor on lr */
-  int groups;
-  double loss_scale; /* f16: start, 0 = 65536 */
-  int scale_window, hysteresis;
-  double min_scale;     /* 0 = 1 */
-  bool fixed_scale;     /* the loss scale stays at its start */
-  bool profile;         /* as DT_PROFILE=1 */
-  double nominal_count; /* usual count of a step: keeps numbers near 1 */
-} dt_exec_opts;
-/* Allocates exactly main->bytes (checked), binds kernels, initialises parameters by (seed, name) and agrees on rank 0's values.
- * Before that the ranks compare plan hashes and lists of collectives; a difference is an error on all that names the first differing line. */
-dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec **out, dt_err *e);
-/* Further plans on the same parameters: other microbatch sizes (their MICRO segment), evaluation. Before dt_exec_ready. Returns its number. */
-dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e);
-dt_status dt_exec_ready(dt_exec *x, dt_err *e);
-void dt_exec_free(dt_exec *x);
-
-/* One optimizer step on the loader's next batch. Communicates; the same on all ranks. */
-dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
-/* The same step in pieces: begin; forward and backward for each of this rank's *micros microbatches (at least one; without samples its
- * loss is 0); finish. *micros is 0 when the data is over. *loss: the mean over this microbatch's *count samples or labels. */
-dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e);
-dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count, dt_err *e);
-dt_status dt_exec_backward(dt_exec *x, dt_err *e);
-dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e);
-/* Runs plan `number` (a forward plan) over the loader's next batch of this rank and adds each output (scalars) times 1 into sums[]. */
-dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e);
-/* Runs plan `number` once on given inputs (views by input order); outputs stay valid until the next run. Functions, eager ops. */
-dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_err *e);
-dt_view dt_exec_output(dt_exec *x, int number, int i);
-
-/* What a checkpoint keeps beside the tensors. */
-typedef struct dt_exec_state {
-  int64_t step;    /* steps taken (batches consumed) */
-  int64_t updates; /* updates applied: index into the schedule */
-  int64_t samples; /* consumed, all ranks */
-  double loss_scale;
-  int64_t good, hysteresis; /* of the loss scale: steps since it changed, overflows left before it shrinks */
-} dt_exec_state;
-dt_exec_state dt_exec_state_get(const dt_exec *x);
-void dt_exec_state_set(dt_exec *x, const dt_exec_state *s);
-/* Bytes of all plans together, their sum; before dt_exec_ready what will be allocated, after it what is. by_region may be NULL. */
-int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]);
-
-/* Seconds since the last call that this rank of a pipeline computed forwards, backwards and weight gradients, and waited for messages
- * in them; false when there is no pipeline. */
-enum { DT_PIPE_F, DT_PIPE_B, DT_PIPE_W, DT_PIPE_WAIT };
-bool dt_exec_pipe_times(dt_exec *x, double seconds[DT_PIPE_WAIT + 1]);
-
-/* Persistent tensors by name: parameters, buffers ("buffer:name"), optimizer states ("state:param:name"). dt_exec_find also knows
- * "grad:param": the last step's gradient, summed over microbatches and ranks and divided by the count, before clipping, f32. */
-int dt_exec_names(dt_exec *x, const char ***names);
-int dt_exec_find(const dt_exec *x, const char *name); /* its number in that list, -1 when unknown */
-dt_type dt_exec_type(const dt_exec *x, int number);
-/* Copies one out, whole and contiguous. Ranks may hold parts of it, or only other stages have it (`parted`): then all ranks call this together. */
-bool dt_exec_parted(const dt_exec *x, int number);
-dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
-dt_status dt_exec_write(dt_exec *x, int number, const void *in, dt_err *e); /* this rank takes what it keeps of it */
-/* x's tensor gets the value of another executor's, of the same type. Where either holds parts, all ranks call it together. */
-dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err *e);
-/* All that a checkpoint keeps of it; k->item is the caller's to free. */
-void dt_exec_items(dt_exec *x, dt_items *k);
-/* Collective. Whether replicas of the parameters and buffers still have the same bits on every axis of the mesh; a difference is an error that names
- * the first tensor and two ranks. Does nothing where replicas may differ (local steps, independent). */
-dt_status dt_exec_alike(dt_exec *x, dt_err *e);
-dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when unknown, or in parts */
 #endif

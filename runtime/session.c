@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "dt.h"
+#include "exec/ctx.h"
 
 /* Cores of the host divided by its ranks. mpirun binds each of one or two ranks to a single core, whatever the host has: unless the
  * user chose a binding, this rank takes its share of the launcher's cores instead. */
@@ -51,39 +52,29 @@ dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
   return DT_OK;
 }
 
-struct dt_ctx_group {
-  struct dt_ctx_group *next;
-  dt_mesh mesh;
-  dt_group group;
-  dt_comm *comm;
-};
-
-dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e) {
-  int n = dt_mesh_ranks(m), color, key;
-  if (dt_group_size(m, g) == n && !g.part) { /* the world itself, or a rank alone */
-    *out = c->comm;
-    return n == c->comm->size ? DT_OK : dt_fail(e, DT_EBUG, NULL, "a mesh of %d ranks among %d", n, c->comm->size);
-  }
-  for (struct dt_ctx_group *k = c->groups; k; k = k->next)
-    if (k->group.axes == g.axes && k->group.part == g.part && k->group.stages == g.stages &&
-        !memcmp(&k->mesh, m, sizeof *m)) {
-      *out = k->comm;
-      return DT_OK;
-    }
-  struct dt_ctx_group *k = dt_xalloc(sizeof *k);
-  *k = (struct dt_ctx_group){.next = c->groups, .mesh = *m, .group = g};
-  dt_group_split(m, g, c->comm->rank, &color, &key);
-  dt_status st = c->comm->vt->split(c->comm, color, key, &k->comm, e);
-  if (st) {
-    free(k);
-    return st;
-  }
-  c->groups = k;
-  *out = k->comm;
+dt_status dt_ctx_alone(const dt_ctx *c, dt_ctx **out, dt_err *e) {
+  dt_comm *self;
+  *out = NULL;
+  DT_TRY(dt_comm_self(&self, e));
+  dt_ctx *a = dt_xalloc(sizeof *a);
+  *a = (dt_ctx){.comm = self, .pool = c->pool, .dev = c->dev, .threads = c->threads, .seed = c->seed};
+  *out = a;
   return DT_OK;
 }
 
-dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e) {
+void dt_ctx_alone_close(dt_ctx *a) {
+  if (!a) return;
+  dt_single_clear(a);
+  a->comm->vt->close(a->comm);
+  free(a);
+}
+
+dt_comm *dt_ctx_world(const dt_ctx *c) { return c->comm; }
+int dt_ctx_nthreads(const dt_ctx *c) { return c->threads; }
+uint64_t dt_ctx_seed(const dt_ctx *c) { return c->seed; }
+void dt_ctx_set_seed(dt_ctx *c, dt_ctx *alone, uint64_t seed) { c->seed = alone->seed = seed; }
+
+dt_status dt_ctx_threads(dt_ctx *c, dt_ctx *alone, int threads, dt_err *e) {
   dt_dev *dev;
   dt_pool *pool = dt_pool_new(threads, e);
   if (!pool) return DT_ENOMEM;
@@ -92,11 +83,12 @@ dt_status dt_ctx_threads(dt_ctx *c, int threads, dt_err *e) {
     dt_pool_free(pool);
     return st;
   }
+  dt_single_clear(alone); /* their plans are for a number of threads */
   dt_cpu_close(c->dev);
   dt_pool_free(c->pool);
-  c->dev = dev;
-  c->pool = pool;
-  c->threads = threads;
+  c->dev = alone->dev = dev;
+  c->pool = alone->pool = pool;
+  c->threads = alone->threads = threads;
   return DT_OK;
 }
 
@@ -105,11 +97,7 @@ void dt_ctx_close(dt_ctx *c) {
   dt_trace_close(c);
   dt_cpu_close(c->dev);
   dt_pool_free(c->pool);
-  for (struct dt_ctx_group *k = c->groups, *next; k; k = next) {
-    next = k->next;
-    if (k->comm) k->comm->vt->close(k->comm);
-    free(k);
-  }
+  dt_ctx_close_groups(c);
   c->comm->vt->close(c->comm);
   free(c);
 }

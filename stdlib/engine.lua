@@ -47,13 +47,19 @@ function M.plans(job, where, known)
   local function how(rows, layout)
     return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, known = known }
   end
-  local p = { train = {}, eval = {}, steps_per_epoch = loader:steps_per_epoch() }
+  local p = { train = {}, eval = {}, between = {}, steps_per_epoch = loader:steps_per_epoch() }
   for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do
     local plan, own = trace.train(job, how(rows, p.main))
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
-  if job.parallel.p.sync and where.replicas > 1 then p.meet = trace.meet(job, how(job:rows(where.replicas), p.main)) end
+  for _, s in ipairs(job.parallel:with "between") do
+    local every = s.between.every(job.parallel.p)
+    if every and where.copies > 1 then
+      p.between[#p.between + 1] = { every = every, start = s.between.start,
+        plan = trace.between(job, s, how(job:rows(where.replicas), p.main)) }
+    end
+  end
   if job.eval.data then
     for i, rows in ipairs(sizes_of(loader_of(job, job.eval.data, 0, true, where), job:rows(where.replicas))) do
       local plan, places = trace.eval(job, how(rows, p.main))
@@ -73,11 +79,13 @@ local function sizes_text(job, where)
   return table.concat(out, ";")
 end
 
---- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their stages; parts of
---- tensors are equally large. sizes: a table that keeps what was found, data rank -> text.
+--- What makes two ranks' plans need the same memory: the sizes of their microbatches, and their places among the
+--- stages; parts of tensors are equally large. sizes: a table that keeps what was found, data rank -> text.
 function M.plan_key(job, where, sizes)
   sizes[where.data] = sizes[where.data] or sizes_text(job, where)
-  return sizes[where.data] .. ";" .. strategies.among(where.mesh, where.rank, "stages")
+  local out = { sizes[where.data] }
+  out[2] = strategies.among(where.mesh, where.rank, "stages")
+  return table.concat(out, ";")
 end
 
 --- An executor with all of them, not yet ready (its memory() is known, nothing is allocated), and rows -> number of the
@@ -87,7 +95,8 @@ function M.executor(plans, options)
   for i = 2, #plans.train do exec:add(plans.train[i]) end
   local numbers = {}
   for _, e in ipairs(plans.eval) do numbers[e[1]] = exec:add(e[2]) end
-  return exec, numbers, plans.meet and exec:add(plans.meet)
+  for _, b in ipairs(plans.between) do b.number = exec:add(b.plan) end
+  return exec, numbers
 end
 
 local function numel(shape)
@@ -128,54 +137,98 @@ function M.new(job)
   local targets = job:field("targets")
   if plans.counts and targets then self.nominal = self.nominal * numel(targets.shape) end
   local run = util.copy(job.scaling)
-  run.group_lr, run.nominal, run.profile = job.optimizer:group_lr(), self.nominal, job.profile
-  run.lr = schedule.table(job.schedule, self.steps, job.optimizer.lr, self.steps)
-  self.exec, self.eval_numbers, self.meet_number = M.executor(plans, run)
+  self.rates = job.optimizer:group_lr()
+  run.groups, run.nominal, run.profile = #self.rates, self.nominal, job.profile
+  for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rates(step, self.steps, self.rates) end
+  self.exec, self.eval_numbers = M.executor(plans, run)
+  self.between = plans.between
   if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
   self.exec:ready()
-  for _, name in ipairs(self.exec:names()) do -- the first common point
-    local of = name:match "^state:outer%.(.*):anchor$"
-    if of then self.exec:set(name, self.exec:get(of)) end
+  for _, b in ipairs(self.between) do if b.start then b.start(self.exec) end end
+  local notes = util.copy(job.notes or {})
+  if scope.redrawn then
+    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name "
+      .. "in the whole model; read it once the engine is made"):format(scope.redrawn)
+    scope.redrawn = nil
   end
-  for _, note in ipairs(not options.quiet and core.rank() == 0 and job.notes or {}) do print("note: " .. note) end
+  notes[#notes + 1] = job:without_samples(where)
+  for _, m in ipairs(trace.modules(job)) do
+    for _, t in ipairs(modules.constants(m[2])) do
+      notes[#notes + 1] = ("%s: %s%s is a tensor, and so a constant: it is not trained, saved or moved; nn.parameter trains it, "
+        .. "nn.buffer keeps it"):format(t.where, m[1], t.name)
+    end
+  end
+  for _, note in ipairs(not options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
 
   shared.join(self)
-  self.start = self:resume(options.resume)
-  self.step_number = self.start
+  self.start = 0
+  self:resume(options.resume)
   self.record = records.new(self)
   self.loader = loader_of(job, job.data.train, self.start, false, where)
   return self
 end
 
---- Restores what --resume names; returns the number of steps done.
-function Engine:resume(what)
-  if not what then return 0 end
+-- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
+local function newest(folder)
+  for _, dir in ipairs { folder, folder .. "/checkpoints" } do
+    local saved = core.exists(dir) == "directory" and core.checkpoint { dir = dir }
+    if saved then return saved end
+  end
+end
+
+--- Goes on from a checkpoint: "auto" (the newest of the job's folder, if any), a checkpoint's folder, or one that holds
+--- checkpoints (its newest). Every tensor must be there. Returns the number of steps done; the next step is the one after them.
+function Engine:resume(what, ...)
+  if select("#", ...) > 0 then
+    util.fail("engine:resume takes a folder and nothing else, for all of a checkpoint counts; model:load(dt.load(file)) takes "
+      .. "values alone")
+  end
+  if self.pieces then util.fail("engine:resume between the microbatches of a step; call it after the last one's engine:step()") end
+  if what == nil then return self.step_number end
+  util.check("engine:resume", what, "string")
   local saved
   if what == "auto" then
     if not self.checkpoint then
       util.fail_at(self.job.where, "--resume auto: no checkpoint folder is named; add checkpoint = { dir = ... } or --out")
     end
     saved = core.checkpoint { dir = self.checkpoint.dir }
-    if not saved then return 0 end
+    if not saved then return self.step_number end
   else
-    saved = core.checkpoint { path = what }
+    saved = not core.exists(what .. "/manifest.json") and newest(what) or core.checkpoint { path = what }
   end
   local meta = saved:meta()
   self.exec:load(saved)
   saved:close()
-  self.resumed = true
+  self.settled = nil
+  self.resumed, self.start, self.step_number = true, meta.step, meta.step
+  if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end
   shared.changed(self, true)
   return meta.step
+end
+
+-- mpirun ends its ranks soon after a SIGTERM: where a step is longer than that, an orderly stop comes too late. Told after the second
+-- step, whose time is that of the others.
+local function warn_of_launcher(self, m)
+  if self.step_number ~= self.start + 2 or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
+  if not os.getenv "OMPI_COMM_WORLD_SIZE" or core.size() == 1 then return end
+  local patience = tonumber(os.getenv "OMPI_MCA_odls_base_sigkill_timeout") or 1
+  if m.seconds + 0.2 < patience then return end
+  print(("note: a step takes %.2g s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
+    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
 end
 
 -- After a step, whole or in pieces.
 local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
-  if self.meet_number and self.step_number % self.job.parallel.p.sync.every == 0 then self.exec:call(self.meet_number, {}) end
+  for i = 1, #self.between do
+    local b = self.between[i]
+    if self.step_number % b.every == 0 then self.exec:call(b.number, {}) end
+  end
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  warn_of_launcher(self, m)
   if m.skipped then self.skipped = self.skipped + 1 end
   local every = not self.driven and self.job.report_every
   if every and self.step_number % every == 0 and core.rank() == 0 and not self.options.quiet then
@@ -202,6 +255,13 @@ function Engine:batches()
   end
 end
 
+--- Asks the schedule for the learning rates of the step at hand, as long as they change.
+function Engine:schedule()
+  local rule, at = self.job.schedule, self.exec:updates()
+  self.exec:rate(table.unpack(rule:rates(at, self.steps, self.rates)))
+  self.settled = rule.settles and at >= rule.settles
+end
+
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
 --- grad_norm, count, lr, loss_scale, skipped, seconds, and tokens_per_second or samples_per_second.
 function Engine:step(batch)
@@ -215,7 +275,8 @@ function Engine:step(batch)
       batch.step,
       self.step_number + 1)
   end
-  shared.take(self, "engine:step")
+  if #self.partners > 0 then shared.take(self, "engine:step") end
+  if not self.settled then self:schedule() end
   return stepped(self, self.exec:step(self.loader, self.info))
 end
 

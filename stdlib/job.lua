@@ -62,6 +62,19 @@ local function check_data(d)
     { "test", "dataset" } })
 end
 
+-- Names of all parameters of a job.
+local function parameters_of(o)
+  local names = {}
+  for _, m in ipairs { { "", o.model }, { "loss.", o.loss } } do
+    if modules.is(m[2]) then
+      modules.base.each_parameter(m[2], function(name, p)
+        if p.type == "param" then names[#names + 1] = m[1] .. name end
+      end)
+    end
+  end
+  return names
+end
+
 -- freeze = module or list of modules: set of parameters, all of them the job's.
 local function check_freeze(o)
   local frozen, own = {}, {}
@@ -120,6 +133,7 @@ function M.job(given)
   self.data = check_data(o.data)
   self.schedule = schedule.of(o.schedule)
   if not define.is(o.optimizer) then util.fail("dt.job: optimizer wants e.g. optim.AdamW { lr = 3e-4 }") end
+  o.optimizer:check_groups(parameters_of(o))
   if o.checkpoint then
     self.checkpoint = util.options("dt.job: checkpoint", o.checkpoint,
       { { "dir", "string", required = true }, { "every", "count" },
@@ -147,19 +161,27 @@ end
 --- A field { name, dtype, shape } of the training set, or nil.
 function Job:field(name) return field(self.data.train, name) end
 
---- Where a rank among `ranks` stands: { ranks, rank, mesh, data = which part of the samples it has, from 0, replicas = how
---- many parts there are }.
+--- Where a rank among `ranks` stands: { ranks, rank, mesh, data = which part of the samples is its, replicas = parts of the samples,
+--- copies = ranks that have the same part of the model }.
 function Job:where_is(rank, ranks)
   local mesh = util.at(self.where, self.parallel.mesh, self.parallel, ranks)
-  local data_at, replicas = strategies.among(mesh, rank, "samples")
-  if self.parallel.p.independent then data_at, replicas = 0, 1 end -- every batch goes to all
-  return { ranks = ranks, rank = rank, mesh = mesh, data = data_at, replicas = replicas }
+  local at, copies = strategies.among(mesh, rank, "samples")
+  local alone = self.parallel:replicas() == "alone" -- every batch goes to all
+  return { ranks = ranks, rank = rank, mesh = mesh, data = alone and 0 or at, replicas = alone and 1 or copies, copies = copies }
 end
 
 --- Rows of a full microbatch on so many replicas: batch.micro, at most a replica's part of the global batch.
 function Job:rows(replicas)
   local part = math.max(1, -(-math.min(self.batch.global, self.data.train:count()) // replicas))
   return math.min(self.batch.micro or part, part)
+end
+
+--- Says how many replicas of a mesh (job:where_is) have no sample in a full step; nil where each has some.
+function Job:without_samples(where)
+  local n = math.min(self.batch.global, self.data.train:count())
+  if where.replicas <= n then return nil end
+  return ("batch %d has a sample for %d of %d replicas: the others compute nothing; a batch of %d or more, or fewer ranks, would "
+    .. "do"):format(self.batch.global, n, where.replicas, where.replicas)
 end
 
 --- Optimizer steps to train, given the steps of an epoch. Options of the command line come first.

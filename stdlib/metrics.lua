@@ -2,6 +2,7 @@
 -- and over ranks, then divided. A metric is { name, trace = function(output, targets, loss, count) -> sum, count,
 -- finish = function(mean) }.
 local ops = require "dtrain.ops"
+local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
 
 local Metric = { __name = "metric" }
@@ -12,10 +13,24 @@ local function metric(name, trace, finish)
   return setmetatable({ name = name, trace = trace, finish = finish or function(mean) return mean end }, Metric)
 end
 
--- Labels that count, as 1 and 0, and their number; cross entropy's default ignore_index is left out.
-local function valid(targets)
-  local ok = ops.cast(ops.ne(targets, -100), { dtype = "f32" })
-  return ok, ops.sum(ok)
+-- Labels that count (bool), the same as 1 and 0, and their number: what the loss ignores is left out; where the loss is no cross
+-- entropy, its default ignore_index. output[..., C] must be one row of classes for each label.
+local function valid(what, output, targets)
+  local want, have = output:shape(), targets:shape()
+  local classes = table.remove(want)
+  local same = classes and #want == #have
+  for i = 1, #have do same = same and want[i] == have[i] end
+  if not same then
+    util.fail("metric %s: the output is %s, so the labels must be %s, but the targets are %s; reshape one of them", what,
+      util.show(output:shape()), util.show(want), util.show(have))
+  end
+  local ok
+  for _, index in ipairs(scope.ignored() or { -100 }) do
+    local one = ops.ne(targets, index)
+    ok = ok and ops.mul(ok, one) or one
+  end
+  local weight = ops.cast(ok, { dtype = "f32" })
+  return ok, weight, ops.sum(weight)
 end
 
 --- The mean loss.
@@ -26,20 +41,23 @@ metrics.perplexity = metric("perplexity", metrics.loss.trace, math.exp)
 
 --- Share of labels that the largest logit names: logits[..., C], labels[...].
 metrics.accuracy = metric("accuracy", function(output, targets)
-  local ok, n = valid(targets)
+  local _, weight, n = valid("accuracy", output, targets)
   local hit = ops.cast(ops.eq(ops.argmax(output, { dim = -1 }), targets), { dtype = "f32" })
-  return ops.sum(hit * ok), n
+  return ops.sum(hit * weight), n
 end)
 
 --- metrics.top_k(k): share of labels among the k largest logits; a label counts when fewer than k logits are larger.
 function metrics.top_k(k)
   util.check("metrics.top_k", k, "count")
   return metric("top_" .. k, function(output, targets)
-    local ok, n = valid(targets)
-    local label = ops.unsqueeze(ops.maximum(targets, 0), -1)
+    local ok, weight, n = valid("top_" .. k, output, targets)
+    local label = ops.unsqueeze(ops.where(ok, targets, 0), -1)
     local own = ops.gather(output, label, { dim = -1 })
     local larger = ops.sum(ops.cast(ops.gt(output, own), { dtype = "f32" }), { dims = { -1 } })
-    return ops.sum(ops.cast(ops.lt(larger, k), { dtype = "f32" }) * ok), n
+    local hit = ops.cast(ops.lt(larger, k), { dtype = "f32" })
+    own = ops.squeeze(own, -1)
+    hit = ops.where(ops.eq(own, own), hit, ops.cast(own, { dtype = "f32" })) -- a label out of range: NaN, and the evaluation says so
+    return ops.sum(hit * weight), n
   end)
 end
 

@@ -57,6 +57,7 @@ function ops.max_pool2d(x, attrs) return (op("max_pool2d", x, attrs)) end
 --- Mean cross entropy of logits[...,C] and labels[...] over the labels that are not ignore_index, and their count
 --- (0-dim). attrs: ignore_index (-100), label_smoothing (0).
 function ops.cross_entropy(logits, labels, attrs)
+  scope.ignore(type(attrs) == "table" and attrs.ignore_index or -100)
   local loss, count = op("cross_entropy", logits, labels, attrs)
   return loss, count
 end
@@ -171,7 +172,8 @@ end
 --- x where positive, else alpha (e^x - 1) (Clevert et al. 2016).
 function ops.elu(x, alpha)
   if type(alpha) == "table" then alpha = alpha.alpha end
-  return op("where", op("gt", x, 0), x, (op("exp", op("minimum", x, 0)) - 1) * (alpha or 1))
+  local above = op("gt", x, 0)
+  return op("where", above, x, (op("exp", op("where", above, 0, x)) - 1) * (alpha or 1))
 end
 
 --- x clamp(x + 3, 0, 6) / 6 (Howard et al. 2019).
@@ -196,6 +198,7 @@ function ops.logsumexp(x, dims, keepdim)
   if type(dims) == "table" and not dims[1] then dims, keepdim = dims.dims or dims.dim, dims.keepdim end
   dims = dims_of("logsumexp", tensor("logsumexp", x), dims)
   local top = op("stop_gradient", op("max", x, { dims = dims, keepdim = true }))
+  top = op("where", op("isfinite", top), top, 0) -- infinities come out of exp and log by themselves
   local total = op("log", op("sum", op("exp", x - top), { dims = dims, keepdim = true })) + top
   if keepdim then return total end
   local shape, drop, out = total:shape(), {}, {}
@@ -204,20 +207,28 @@ function ops.logsumexp(x, dims, keepdim)
   return op("reshape", total, { shape = out })
 end
 
---- Variance over dims (all): sum((x - mean)^2) / (n - correction); attrs: correction (1), keepdim.
-function ops.var(x, dims, attrs)
+-- What var and std sum: the distances from the mean over dims, how to reduce them, and the number that divides.
+local function spread(what, x, dims, attrs)
   if type(dims) == "table" and not dims[1] then dims, attrs = dims.dims or dims.dim, dims end
   attrs = attrs or {}
-  dims = dims_of("var", tensor("var", x), dims)
+  dims = dims_of(what, tensor(what, x), dims)
   local n = 1
   for _, d in ipairs(dims) do n = n * x:size(d) end
   local away = x - op("mean", x, { dims = dims, keepdim = true })
-  return op("sum", op("square", away), { dims = dims, keepdim = attrs.keepdim or false }) / (n - (attrs.correction
-    or 1))
+  return away, { dims = dims, keepdim = attrs.keepdim or false }, n - (attrs.correction or 1)
 end
 
---- Square root of dt.var.
-function ops.std(x, dims, attrs) return op("sqrt", ops.var(x, dims, attrs)) end
+--- Variance over dims (all): sum((x - mean)^2) / (n - correction); attrs: correction (1), keepdim.
+function ops.var(x, dims, attrs)
+  local away, how, n = spread("var", x, dims, attrs)
+  return op("sum", op("square", away), how) / n
+end
+
+--- Square root of dt.var; its gradient is 0 where all elements are equal.
+function ops.std(x, dims, attrs)
+  local away, how, n = spread("std", x, dims, attrs)
+  return op("norm", away, how) / math.sqrt(math.max(n, 0))
+end
 
 --- Group norm of [N,C,...]: statistics over each of `groups` groups of channels (Wu and He 2018); weight and bias [C]
 --- or nil.

@@ -30,6 +30,7 @@ function Pieces:microbatches()
       if self:over() then return nil end
       p = M.batch(self)
       shared.take(self, "engine:microbatches")
+      self:schedule()
       p.micro, p.micros = 0, self.exec:begin(self.loader)
       self.pieces = p
     end

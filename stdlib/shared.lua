@@ -1,7 +1,9 @@
--- Engines that hold the same parameters and buffers: alternating losses, a GAN's two players. Each engine lays them out in its executor
+-- Engines that hold the same parameters and buffers: alternating losses, a GAN's two players. Each engine lays them out in its
+-- executor
 -- as its own strategy wants, but there is one value: an engine that is about to read takes what another has changed since.
 -- Invariants: parameter.engine is the engine that changed it last, parameter.changed counts the changes that others must see;
--- engine.held lists, in the model's order, which is the same on all ranks, { p, name in the executor, trains, seen = the change it has }.
+-- engine.held lists, in the model's order, which is the same on all ranks, { p, name in the executor, trains, seen = the change it
+-- has }.
 -- Engines that share nothing pay for nothing.
 local modules = require "dtrain.nn.module"
 local trace = require "dtrain.trace"
@@ -39,13 +41,13 @@ end
 
 --- Before an engine reads its parameters: what its partners have changed comes into its own memory. All ranks call it together.
 function M.take(engine, what)
+  if #engine.partners == 0 then return end
   for _, other in ipairs(engine.partners) do
     if other.pieces then
       util.fail("%s: another engine of the same model is between the forward and the update of step %d; end its step first",
         what, other.step_number + 1)
     end
   end
-  if #engine.partners == 0 then return end
   for _, e in ipairs(engine.held) do
     local from = e.p.engine
     if from ~= engine and e.seen ~= e.p.changed then

@@ -2,10 +2,9 @@
 -- passes. Ranks and sizes are arguments, so that one process plans for any number of ranks.
 local core = require "dtrain.core"
 local M = require "dtrain.nn.module"
-local local_sgd = require "dtrain.strategy.local_sgd"
-local meet = require "dtrain.strategy.meet"
 local scope = require "dtrain.nn.scope"
 local strategies = require "dtrain.strategy"
+local updates = require "dtrain.optim.update"
 local util = require "dtrain.util"
 
 local trace = {}
@@ -17,9 +16,9 @@ function trace.declare(graph, module, symbols, prefix, group, frozen)
     name = prefix .. name
     if symbols[p] then return end
     if p.type == "buffer" then
-      symbols[p] = graph:buffer(name, p.shape, { init = p:initial() })
+      symbols[p] = graph:buffer(name, p.shape, { init = p:initial(name) })
     else
-      symbols[p] = graph:param(name, p.shape, { init = p:initial(),
+      symbols[p] = graph:param(name, p.shape, { init = p:initial(name),
         trainable = p.trainable and not (frozen and frozen[p]), group = group and group(name) or 0 })
       if p.place then graph:place(name, p.place) end
     end
@@ -68,7 +67,7 @@ end
 
 local function within(job, how, training, f)
   local graph = core.graph { rows = how.rows, mesh = how.where.mesh }
-  local s = { graph = graph, symbols = {}, training = training, label = "the job's model" }
+  local s = { graph = graph, symbols = {}, training = training, once = true, label = "the job's model" }
   return util.at(job.where, scope.with, s, function()
     local optimizer = job.optimizer
     for _, m in ipairs(trace.modules(job)) do
@@ -92,12 +91,12 @@ local function update(job, how)
   return within(job, how, true, function(graph)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
-    local_sgd.declare(graph, job.parallel.p)
+    for _, s in ipairs(job.parallel:with "between") do
+      if s.between.declare then s.between.declare(graph, job.parallel.p) end
+    end
     job.parallel:localize(graph, how.where)
     graph:grad()
-    for _, entry in ipairs(graph:update { clip = job.clip.norm, clip_value = job.clip.value }) do
-      job.optimizer:trace(graph, entry)
-    end
+    updates.trace(job, graph, graph:update { clip = job.clip.norm, clip_value = job.clip.value })
     return graph, count ~= nil
   end)
 end
@@ -119,10 +118,14 @@ function trace.train(job, how)
   return util.at(job.where, job.parallel.fit, job.parallel, how, function() return train(job, how) end)
 end
 
---- The plan by which replicas that step by themselves meet (local_sgd.lua). how.layout is the training plan.
-function trace.meet(job, how)
+--- The plan that a strategy runs between steps (its `between`). how.layout is the training plan.
+function trace.between(job, strategy, how)
+  local axes = {}
+  for _, a in ipairs(how.where.mesh) do if a.splits == "samples" then axes[#axes + 1] = a.name end end
   return within(job, how, false, function(graph)
-    meet.graph(graph, job.parallel.p)
+    job.parallel:localize(graph, how.where)
+    graph:between()
+    strategy.between.trace(graph, job.parallel.p, axes)
     return compile(job, graph, how, false)
   end)
 end

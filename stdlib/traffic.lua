@@ -6,7 +6,7 @@ local T = {}
 --- What a rank sends each time, by kind of collective: n ranks, bytes of the whole. As of ring algorithms.
 T.formula = {
   all_reduce = "2 (n - 1) / n of the bytes", reduce_scatter = "(n - 1) / n of the bytes",
-  all_gather = "(n - 1) / n of the whole", all_to_all = "(n - 1) / n of the bytes", broadcast = "the bytes",
+  all_gather = "(n - 1) / n of the whole", all_to_all = "(n - 1) / n of the bytes", broadcast = "the bytes", shift = "the bytes",
   send = "the bytes", recv = "receives the bytes",
 }
 
@@ -53,10 +53,8 @@ end
 function T.list(job, plans, micro)
   local out = util.array {}
   for _, c in ipairs(plans.main:collectives()) do out[#out + 1] = entry(job, plans.main, c, micro) end
-  if plans.meet then -- replicas that step by themselves
-    for _, c in ipairs(plans.meet:collectives()) do
-      out[#out + 1] = entry(job, plans.meet, c, micro, job.parallel.p.sync.every)
-    end
+  for _, b in ipairs(plans.between) do
+    for _, c in ipairs(b.plan:collectives()) do out[#out + 1] = entry(job, b.plan, c, micro, b.every) end
   end
   return out
 end

@@ -84,6 +84,13 @@ function util.map(list, f)
   return out
 end
 
+--- The entries for which keep(entry) holds.
+function util.filter(list, keep)
+  local out = {}
+  for _, v in ipairs(list) do if keep(v) then out[#out + 1] = v end end
+  return out
+end
+
 function util.contains(list, x)
   for _, v in ipairs(list) do if v == x then return true end end
   return false
@@ -162,6 +169,7 @@ local kinds = {
   positive = function(v) return type(v) == "number" and v > 0 end,
   nonnegative = function(v) return type(v) == "number" and v >= 0 end,
   fraction = function(v) return type(v) == "number" and v >= 0 and v <= 1 end,
+  decay = function(v) return type(v) == "number" and v >= 0 and v < 1 end,
   pair = function(v)
     return type(v) == "number" or (type(v) == "table" and #v == 2 and type(v[1]) == "number" and type(v[2]) == "number")
   end,
@@ -169,7 +177,7 @@ local kinds = {
 }
 local names = {
   integer = "a whole number", count = "a whole number of at least 1", positive = "a number above 0",
-  nonnegative = "a number of at least 0", fraction = "a number from 0 to 1", pair = "a number or a pair {a, b}",
+  nonnegative = "a number of at least 0", fraction = "a number from 0 to 1", decay = "a number from 0 to less than 1", pair = "a number or a pair {a, b}",
   callable = "a function", number = "a number", string = "a string", boolean = "true or false", table = "a table",
 }
 

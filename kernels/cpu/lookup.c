@@ -1,7 +1,8 @@
 /* Kernels that follow indices: embedding, gather, scatter_add, one_hot. All tensors are contiguous but where said.
  *
  * An index out of range reads nothing: it gives NaN (integers: 0) where a value is looked up, and adds nothing where
- * one is added. Sums run over the indices in their order for every element of the output, whatever the threads. */
+ * one is added. Sums run over the indices in their order for every element of the output, whatever the threads, in double
+ * (of integers in 64 bits): a million gradients of one row lose nothing. */
 #ifndef T
 #include "k.h"
 #include "m.h"
@@ -17,9 +18,6 @@ typedef struct lookup {
 } lookup;
 
 enum { COLUMNS = 16, PIECE = 256 };
-
-/* integers are added in double: exact to 2^53 */
-static inline bool wide(int dtype) { return dtype == DT_F64 || !dt_is_float(dtype); }
 
 static void put_missing(void *p, int dtype, int64_t i, int64_t n) {
   for (int64_t j = 0; j < n; j++) dt_put(p, dtype, i + j, dt_is_float(dtype) ? NAN : 0);
@@ -74,7 +72,7 @@ static void run_embedding_bwd(dt_call *c) {
     if (id >= 0 && id < q.rows) q.order[q.first[id + 1]++] = i;
   }
   k_par(c->pool, (q.d + COLUMNS - 1) / COLUMNS, k_grain(COLUMNS * (q.n + q.rows)),
-        wide(q.y->t.dtype) ? embed_bwd_f64 : embed_bwd_f32, &q);
+        q.x->t.dtype == DT_F64 ? embed_bwd_f64 : embed_bwd_f32, &q);
 }
 const dt_kernel K(kernel_embedding_bwd) = {.run = run_embedding_bwd, .workspace = workspace_embedding_bwd};
 
@@ -115,14 +113,48 @@ static int64_t line_of(const dt_call *c) {
 static size_t workspace_scatter(const dt_call *c, int threads) {
   return (size_t)threads * k_round64((size_t)line_of(c) * sizeof(double));
 }
+/* A line of y is added up in double, of integers in int64_t. */
+static void scatter(void *ctx, int64_t begin, int64_t end, int part) {
+  const lookup *q = ctx;
+  const dt_type *t = &q->y->t;
+  const int nd = t->nd, dtype = t->dtype;
+  const bool whole = !dt_is_float(dtype);
+  char *mem = q->buf + (size_t)part * k_round64((size_t)q->d * sizeof(double));
+  double *line = (double *)(void *)mem;
+  int64_t *ints = (int64_t *)(void *)mem;
+  const int64_t sy = nd ? q->y->stride[q->dim] : 1, si = nd ? q->id->stride[q->dim] : 1;
+  const int64_t sx = nd ? q->x->stride[q->dim] : 1;
+  for (int64_t r = begin; r < end; r++) {
+    int64_t yo = 0, io = 0, xo = 0;
+    bool inside = true;
+    for (int64_t d = nd - 1, k = r; d >= 0; d--) {
+      if (d == q->dim) continue;
+      int64_t at = k % t->dim[d];
+      k /= t->dim[d];
+      inside &= at < q->id->t.dim[d];
+      yo += at * q->y->stride[d], io += at * q->id->stride[d], xo += at * q->x->stride[d];
+    }
+    void *y = k_at(q->y->p, dtype, yo);
+    if (!q->acc) memset(mem, 0, (size_t)q->d * sizeof *line);
+    else if (whole) K(load_i64)(ints, y, dtype, sy, q->d);
+    else K(load_f64)(line, y, dtype, sy, q->d);
+    for (int64_t j = 0; inside && j < q->n; j++) {
+      int64_t id = k_id(q->id->p, q->id->t.dtype, io + j * si), add;
+      if (id < 0 || id >= q->d) continue;
+      if (!whole) line[id] += dt_get(q->x->p, q->x->t.dtype, xo + j * sx);
+      else K(load_i64)(&add, k_at(q->x->p, dtype, xo + j * sx), dtype, 1, 1), ints[id] += add;
+    }
+    if (whole) K(store_i64)(y, dtype, sy, ints, q->d);
+    else K(store_f64)(y, dtype, sy, line, q->d);
+  }
+}
 static void run_scatter_add(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0], .acc = c->flags & DT_CALL_ACC0, .buf = c->ws};
   const int nd = q.y->t.nd;
   q.dim = (int)(c->attr[0].i < 0 ? c->attr[0].i + nd : c->attr[0].i);
   q.d = line_of(c), q.n = nd ? q.id->t.dim[q.dim] : 1;
   if (q.d)
-    k_par(c->pool, dt_numel(&q.y->t) / q.d, k_grain(20 + 2 * q.d + 8 * q.n),
-          wide(q.y->t.dtype) ? scatter_f64 : scatter_f32, &q);
+    k_par(c->pool, dt_numel(&q.y->t) / q.d, k_grain(20 + 2 * q.d + 8 * q.n), scatter, &q);
 }
 const dt_kernel K(kernel_scatter_add) = {.run = run_scatter_add, .workspace = workspace_scatter};
 
@@ -135,6 +167,7 @@ static void one_hot_rows(void *ctx, int64_t begin, int64_t end, int part) {
   for (int64_t i = begin; i < end; i++) {
     int64_t id = k_id(q->id->p, q->id->t.dtype, i);
     if (id >= 0 && id < q->d) dt_put(q->y->p, dtype, i * q->d + id, 1);
+    else put_missing(q->y->p, dtype, i * q->d, q->d);
   }
 }
 static void run_one_hot(dt_call *c) {
@@ -150,47 +183,21 @@ static void F(embed_bwd)(void *ctx, int64_t begin, int64_t end, int part) {
   const int dtype = q->y->t.dtype, from = q->x->t.dtype;
   const bool direct = dt_is_float(from) && dt_dtype_size(from) == sizeof(T);
   const int64_t stop = K_MIN(end * COLUMNS, q->d);
-  T sum[PIECE] K_ALIGN, buf[PIECE] K_ALIGN;
+  double sum[PIECE] K_ALIGN;
+  T buf[PIECE] K_ALIGN;
   for (int64_t r = 0; r < q->rows; r++)
     for (int64_t c = begin * COLUMNS, m; c < stop; c += m) {
       m = K_MIN(PIECE, stop - c);
       void *y = k_at(q->y->p, dtype, r * q->d + c);
       if (q->acc && q->first[r] == q->first[r + 1]) continue;
-      if (q->acc) K_LOAD(sum, y, dtype, 1, m);
+      if (q->acc) K(load_f64)(sum, y, dtype, 1, m);
       else memset(sum, 0, (size_t)m * sizeof *sum);
       for (int64_t k = q->first[r]; k < q->first[r + 1]; k++) {
         const T *g = k_at(q->x->p, from, q->order[k] * q->d + c);
         if (!direct) K_LOAD(buf, g, from, 1, m), g = buf;
-        K_IVDEP for (int64_t j = 0; j < m; j++) sum[j] += g[j];
+        K_IVDEP for (int64_t j = 0; j < m; j++) sum[j] += (double)g[j];
       }
-      K_STORE(y, dtype, 1, sum, m);
+      K(store_f64)(y, dtype, 1, sum, m);
     }
-}
-
-static void F(scatter)(void *ctx, int64_t begin, int64_t end, int part) {
-  const lookup *q = ctx;
-  const dt_type *t = &q->y->t;
-  const int nd = t->nd, dtype = t->dtype;
-  T *line = (T *)(void *)(q->buf + (size_t)part * k_round64((size_t)q->d * sizeof(double)));
-  const int64_t sy = nd ? q->y->stride[q->dim] : 1, si = nd ? q->id->stride[q->dim] : 1;
-  const int64_t sx = nd ? q->x->stride[q->dim] : 1;
-  for (int64_t r = begin; r < end; r++) {
-    int64_t yo = 0, io = 0, xo = 0;
-    bool inside = true;
-    for (int64_t d = nd - 1, k = r; d >= 0; d--) {
-      if (d == q->dim) continue;
-      int64_t at = k % t->dim[d];
-      k /= t->dim[d];
-      inside &= at < q->id->t.dim[d];
-      yo += at * q->y->stride[d], io += at * q->id->stride[d], xo += at * q->x->stride[d];
-    }
-    if (q->acc) K_LOAD(line, k_at(q->y->p, dtype, yo), dtype, sy, q->d);
-    else memset(line, 0, (size_t)q->d * sizeof *line);
-    for (int64_t j = 0; inside && j < q->n; j++) {
-      int64_t id = k_id(q->id->p, q->id->t.dtype, io + j * si);
-      if (id >= 0 && id < q->d) line[id] += (T)dt_get(q->x->p, q->x->t.dtype, xo + j * sx);
-    }
-    K_STORE(k_at(q->y->p, dtype, yo), dtype, sy, line, q->d);
-  }
 }
 #endif

@@ -123,7 +123,8 @@ static void F(rows)(void *ctx, int64_t begin, int64_t end, int part) {
   }
 }
 
-/* (softmax - target) scale; y may be the logits */
+/* (softmax - target) scale; y may be the logits. Where all classes are here, exp(x - lse) is divided by its sum: lse is rounded,
+ * and beside large logits that is much. */
 static void F(bwd)(void *ctx, int64_t begin, int64_t end, int part) {
   const loss *q = ctx;
   const int64_t n = q->classes;
@@ -139,7 +140,10 @@ static void F(bwd)(void *ctx, int64_t begin, int64_t end, int part) {
       for (int64_t i = 0; i < n; i++) y[i] = 0;
     } else {
       const T *x = F(row)(q, r, buf), lse = ((const T *)q->lse)[r];
-      K_IVDEP for (int64_t i = 0; i < real; i++) y[i] = (m_exp(x[i] - lse) - even) * scale;
+      T whole = 1;
+      M_SUM(T, whole, real, (y[i] = m_exp(x[i] - lse)));
+      whole = real == q->valid ? 1 / whole : 1;
+      K_IVDEP for (int64_t i = 0; i < real; i++) y[i] = (y[i] * whole - even) * scale;
       for (int64_t i = real; i < n; i++) y[i] = 0;
       if (label >= 0 && label < real) y[label] -= (T)(1 - q->smooth) * scale;
     }

@@ -99,9 +99,8 @@ M_FN float m_tanh_f32(float x) {
   p = m_fma_f32(p, z, -5.37397155531e-2f);
   p = m_fma_f32(p, z, 1.33314422036e-1f);
   p = m_fma_f32(p, z, -3.33332819422e-1f);
-  p = m_fma_f32(p * z, x, x);
-  float big = __builtin_copysignf(1.0f - 2.0f / (m_exp_f32(a + a) + 1.0f), x);
-  return a < 0.625f ? p : big;
+  p = m_fma_f32(p * z, a, a);
+  return __builtin_copysignf(a < 0.625f ? p : 1.0f - 2.0f / (m_exp_f32(a + a) + 1.0f), x);
 }
 M_FN double m_tanh_f64(double x) { return tanh(x); }
 
@@ -125,17 +124,37 @@ M_FN float m_erf_f32(float x) {
 }
 M_FN double m_erf_f64(double x) { return erf(x); }
 
-/* x - n pi/2 is taken in double, pi/2 in two parts: good to |x| of some 10^6 (10^9 with fma) */
+/* log(1 + x) for x in [0, 1]: what 1 + x loses is added behind the logarithm */
+M_FN float m_log1p_f32(float x) {
+  float w = 1.0f + x;
+  return m_log_f32(w) + (x - (w - 1.0f)) / w;
+}
+M_FN double m_log1p_f64(double x) { return log1p(x); }
+
+/* x in quarter turns, x 2 / pi, less the nearest whole number q. 2 / pi is a sum of chunks of 24 bits, and a float times a
+ * chunk is exact in double. Chunks whose product is a multiple of 4 are left out; of the rest five say all (after Payne
+ * and Hanek 1983). */
+M_FN double m_quarters_f32(float x, uint32_t *q) {
+  static const double chunk[9] = {0xa2f983p-24,  0x6e4e44p-48,  0x1529fcp-72,  0x2757d1p-96, 0xf534ddp-120,
+                                  0xc0db62p-144, 0x95993cp-168, 0x439041p-192, 0xfe5163p-216};
+  const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer in the low bits */
+  int32_t last = (int32_t)(m_u32(x) >> 23 & 255) - 150; /* x is a multiple of 2^last */
+  int32_t first = last < 26 ? 0 : last < 50 ? 1 : last < 74 ? 2 : last < 98 ? 3 : 4;
+  double p0 = (double)x * chunk[first], p1 = (double)x * chunk[first + 1], p2 = (double)x * chunk[first + 2];
+  double p3 = (double)x * chunk[first + 3], p4 = (double)x * chunk[first + 4];
+  p0 -= 4 * (p0 * 0.25 + magic - magic);
+  double t = p0 + p1 + p2 + magic;
+  *q = (uint32_t)m_u64(t);
+  return p0 - (t - magic) + p1 + p2 + p3 + p4;
+}
 M_FN float m_trig_f32(float x, uint32_t shift) {
-  const double magic = 6755399441055744.0; /* 1.5 * 2^52 */
-  double t = m_fma_f64((double)x, 0.63661977236758134308, magic), n = t - magic;
-  double rd = m_fma_f64(n, -6.07710050650619224932e-11, m_fma_f64(n, -1.57079632673412561417e+00, (double)x));
-  uint32_t q = (uint32_t)m_u64(t) + shift;
-  float r = (float)rd, z = r * r;
+  uint32_t q;
+  float r = (float)(m_quarters_f32(x, &q) * 1.57079632679489661923), z = r * r;
+  q += shift;
   float s = -1.9515295891e-4f;
   s = m_fma_f32(s, z, 8.3321608736e-3f);
   s = m_fma_f32(s, z, -1.6666654611e-1f);
-  s = m_fma_f32(s * z, r, r);
+  s = r == 0.0f ? r : m_fma_f32(s * z, r, r); /* keeps the sign of zero */
   float c = 2.443315711809948e-5f;
   c = m_fma_f32(c, z, -1.388731625493765e-3f);
   c = m_fma_f32(c, z, 4.166664568298827e-2f);
@@ -195,6 +214,7 @@ M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
 #define M_PICK_(name, x) _Generic((x), float : name##_f32, double : name##_f64)
 #define m_exp(x) M_PICK_(m_exp, x)(x)
 #define m_log(x) M_PICK_(m_log, x)(x)
+#define m_log1p(x) M_PICK_(m_log1p, x)(x)
 #define m_sqrt(x) M_PICK_(m_sqrt, x)(x)
 #define m_tanh(x) M_PICK_(m_tanh, x)(x)
 #define m_erf(x) M_PICK_(m_erf, x)(x)

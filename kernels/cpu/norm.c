@@ -1,6 +1,8 @@
 /* Layer norm and RMS norm over the last dims, forward and backward. Tensors are contiguous [rows, n]; weights and
  * biases are [n]; statistics are [rows] of the compute type. RMS norm is layer norm without the mean and the bias.
  *
+ * The mean of equal elements is exactly them, so a constant row becomes its bias, whatever its size.
+ *
  * Weight gradients are summed over chunks of rows whose number depends on the shape alone; the chunks' sums are then
  * added in order, in f64. Called through the op table. */
 #ifndef T
@@ -12,7 +14,7 @@ typedef struct norm {
   const dt_view *x, *gy, *y; /* y: the output y or gx */
   const dt_view *gw, *gb;    /* gb NULL: none */
   void *mean, *rstd;         /* [rows] */
-  const void *w, *b;         /* [n] of the compute type; ones and zeros where there are none */
+  const void *w, *b;         /* [n] of the compute type; ones and -0 (x + -0 is x) where there are none */
   int64_t rows, n, chunks;
   double eps;
   uint32_t flags;
@@ -42,7 +44,7 @@ static norm setup(dt_call *c, bool rms, int w, int b) {
   const size_t row = k_round64((size_t)q.n * k_csize(dtype));
   char *p = c->ws;
   q.w = K_FLOAT(dtype, vector, w < c->nin ? &c->in[w] : NULL, 1, q.n, p);
-  q.b = K_FLOAT(dtype, vector, b > 0 && b < c->nin ? &c->in[b] : NULL, 0, q.n, p + row);
+  q.b = K_FLOAT(dtype, vector, b > 0 && b < c->nin ? &c->in[b] : NULL, -0.0, q.n, p + row);
   q.part = p + 2 * row;
   q.buf = q.part + (size_t)(2 * q.chunks) * row;
   return q;
@@ -97,13 +99,19 @@ static void F(rows)(void *ctx, int64_t begin, int64_t end, int part) {
   const bool direct = dt_dtype_size(dtype) == sizeof(T);
   for (int64_t r = begin; r < end; r++) {
     const T *x = F(row_of)(q->x, r * n, n, xb);
-    T *y = direct ? (T *)q->y->p + r * n : yb, mean = 0, var;
+    T *y = direct ? (T *)q->y->p + r * n : yb, mean = 0;
+    double var;
     if (!q->rms) {
-      M_SUM(T, mean, n, x[i]);
-      mean /= (T)n;
+      double sum;
+      M_SUM(double, sum, n, (double)x[i]);
+      mean = (T)(sum / (double)n);
+      if (sizeof(T) == sizeof(double)) { /* f32: the sum of a constant row is exact already */
+        M_SUM(double, sum, n, (double)(x[i] - mean));
+        mean += (T)(sum / (double)n);
+      }
     }
-    M_SUM(T, var, n, (x[i] - mean) * (x[i] - mean));
-    T rstd = 1 / m_sqrt(var / (T)n + (T)q->eps);
+    M_SUM(double, var, n, (double)(x[i] - mean) * (double)(x[i] - mean));
+    T rstd = (T)(1 / sqrt(var / (double)n + q->eps));
     K_IVDEP for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * rstd * w[i] + b[i];
     if (!direct) K_STORE(k_at(q->y->p, dtype, r * n), dtype, 1, y, n);
     if (!q->rms) ((T *)q->mean)[r] = mean;
@@ -133,8 +141,8 @@ static void F(chunks)(void *ctx, int64_t begin, int64_t end, int part) {
         M_SUM(T, s1, n, gy[i] * w[i]);
         s1 /= (T)n;
       }
-      M_SUM(T, s2, n, gy[i] * w[i] * (x[i] - mean));
-      s2 *= rstd / (T)n;
+      M_SUM(T, s2, n, gy[i] * w[i] * ((x[i] - mean) * rstd));
+      s2 /= (T)n;
       K_IVDEP for (int64_t i = 0; i < n; i++) {
         T g = gy[i], h = (x[i] - mean) * rstd;
         gw[i] += g * h;

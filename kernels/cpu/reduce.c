@@ -3,8 +3,8 @@
  *
  * The dims are split in kept and reduced ones. When the innermost kept dim is contiguous, whole rows are added up
  * ("columns": bias gradients); else each output is a sum of runs. Work is cut into groups by the shape alone and the
- * groups' results are joined in order, so results do not depend on threads. Sums of f32 go through short f32 blocks
- * into f64; integers are exact (wrapping) in 64 bits; NaN wins in max and min. */
+ * groups' results are joined in order, so results do not depend on threads. Sums of f32 are f64's (columns: blocks of
+ * 32 rows are added in f32 first); integers are exact (wrapping) in 64 bits; NaN wins in max and min. */
 #include "k.h"
 #include "m.h"
 
@@ -35,9 +35,9 @@ static inline int64_t offset(int nd, const int64_t *dim, const int64_t *stride, 
 
 #define RUNS(T, sfx)                                                                                              \
   static double run_sum_##sfx(const T *x, int64_t n) {                                                            \
-    T s;                                                                                                          \
-    M_SUM(T, s, n, x[i]);                                                                                         \
-    return (double)s;                                                                                             \
+    double s;                                                                                                     \
+    M_SUM(double, s, n, (double)x[i]);                                                                            \
+    return s;                                                                                                     \
   }                                                                                                               \
   static double run_squares_##sfx(const T *x, int64_t n) {                                                        \
     double s;                                                                                                     \

@@ -1,5 +1,5 @@
 /* The loops of reduce.c, included for float, double and int64_t. R is the type that partial results are kept in: double
- * for floats (blocks of a few thousand f32 terms are summed in f32 lanes first), int64_t for integers. */
+ * for floats, int64_t for integers. */
 
 /* R of one run of n elements of type T, x contiguous */
 static R F(reduce_run)(const reduction *q, const T *x, int64_t n) {

@@ -61,6 +61,7 @@ R_LOADER(load_i64, int64_t)
   }
 R_STORER(store_f32, float)
 R_STORER(store_f64, double)
+R_STORER(store_i64, int64_t)
 
 /* f16 to and from f32 has instructions of its own, eight elements at a time; the loops above do what is left */
 #ifdef __F16C__
@@ -97,6 +98,10 @@ void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t
 }
 void K(store_f64)(void *p, int dtype, int64_t stride, const double *src, int64_t n) {
   store_f64(p, dtype, stride, src, n);
+}
+
+void K(store_i64)(void *p, int dtype, int64_t stride, const int64_t *src, int64_t n) {
+  store_i64(p, dtype, stride, src, n);
 }
 
 int K(collapse)(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]) {

@@ -4,6 +4,8 @@
  * returning a status; DT_TRY climbs. It never exits, prints (outside dt_log) or longjmps. */
 #ifndef DT_BASE_H
 #define DT_BASE_H
+#define DT_VERSION "0.1.0"
+
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>

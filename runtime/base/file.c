@@ -4,6 +4,8 @@
  * disk, and only then get the name. Called by data/ and store/; never prints. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,6 +34,83 @@ dt_status dt_io_fail(dt_err *e, const char *path, const char *what, int err) {
                  advice(err));
 }
 
+/* ---- files that become shorter ---- */
+enum { WATCHED = 1024 }; /* more maps than these are not watched */
+static struct watch {
+  _Atomic uintptr_t begin, end; /* whole pages; end 0: free; begin 0: not yet in use */
+  _Atomic bool lost;
+  const char *path;
+} watched[WATCHED];
+static _Atomic bool any_lost;
+
+/* Zeros take the place of the pages that the file no longer has. Only calls that are safe in a handler. */
+static void on_bus(int sig, siginfo_t *info, void *unused) {
+  (void)unused;
+  uintptr_t at = (uintptr_t)info->si_addr, page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  for (int i = 0; i < WATCHED; i++) {
+    struct watch *w = &watched[i];
+    if (!w->begin || at < w->begin || at >= w->end) continue;
+    at -= at % page;
+    if (mmap((void *)at, w->end - at, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
+    w->lost = true;
+    any_lost = true;
+    return;
+  }
+  signal(sig, SIG_DFL); /* none of ours: the access comes again, and ends the process */
+}
+
+static void watch(dt_map *m) {
+  static bool installed;
+  if (!installed) {
+    struct sigaction a = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigemptyset(&a.sa_mask);
+    installed = !sigaction(SIGBUS, &a, NULL);
+  }
+  uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), free_ = 0;
+  for (int i = 0; i < WATCHED && m->n; i++) {
+    struct watch *w = &watched[i];
+    free_ = 0;
+    if (!atomic_compare_exchange_strong(&w->end, &free_, (uintptr_t)m->p + (m->n + page - 1) / page * page)) continue;
+    w->lost = false;
+    w->path = m->path;
+    w->begin = (uintptr_t)m->p;
+    m->watch = i + 1;
+    return;
+  }
+}
+
+static void unwatch(const dt_map *m) {
+  if (!m->watch) return;
+  struct watch *w = &watched[m->watch - 1];
+  w->begin = 0;
+  w->lost = false;
+  w->path = NULL;
+  w->end = 0;
+}
+
+static dt_status shorter(const char *path, dt_err *e) {
+  return dt_fail(
+      e, DT_EIO, NULL,
+      "%s: the file has become shorter while it was in use; put the whole file back, and write a new version "
+      "beside an old one instead of into it",
+      path);
+}
+
+dt_status dt_map_check(const dt_map *m, dt_err *e) {
+  struct stat s;
+  if (m->kind != DT_MAP_FILE) return DT_OK;
+  if (m->watch && watched[m->watch - 1].lost) return shorter(m->path, e);
+  return fstat(m->fd, &s) || (size_t)s.st_size >= m->n ? DT_OK : shorter(m->path, e);
+}
+
+dt_status dt_map_lost(dt_err *e) {
+  if (!any_lost) return DT_OK;
+  for (int i = 0; i < WATCHED; i++)
+    if (watched[i].lost) return shorter(watched[i].path, e);
+  any_lost = false; /* they are closed */
+  return DT_OK;
+}
+
 /* ---- reading ---- */
 dt_status dt_map_open(dt_map *m, const char *path, dt_err *e) {
   *m = (dt_map){0};
@@ -57,17 +136,19 @@ dt_status dt_map_open(dt_map *m, const char *path, dt_err *e) {
       return dt_io_fail(e, path, "map the file", err);
     }
   }
-  close(fd);
-  *m = (dt_map){p, (size_t)s.st_size, dt_xstrdup(path), DT_MAP_FILE};
+  *m = (dt_map){.p = p, .n = (size_t)s.st_size, .path = dt_xstrdup(path), .kind = DT_MAP_FILE, .fd = fd};
+  watch(m);
   return DT_OK;
 }
 
 void dt_map_borrow(dt_map *m, const void *p, size_t n, const char *name) {
-  *m = (dt_map){p, n, dt_xstrdup(name), DT_MAP_BORROWED};
+  *m = (dt_map){.p = p, .n = n, .path = dt_xstrdup(name), .kind = DT_MAP_BORROWED};
 }
 
 void dt_map_close(dt_map *m) {
+  unwatch(m);
   if (m->kind == DT_MAP_FILE && m->p) munmap((void *)(uintptr_t)m->p, m->n);
+  if (m->kind == DT_MAP_FILE) close(m->fd);
   if (m->kind == DT_MAP_HEAP) free((void *)(uintptr_t)m->p);
   free(m->path);
   *m = (dt_map){0};

@@ -14,8 +14,13 @@ typedef struct dt_map {
   size_t n;
   char *path; /* for messages */
   enum { DT_MAP_NONE, DT_MAP_FILE, DT_MAP_HEAP, DT_MAP_BORROWED } kind;
+  int fd, watch; /* of a mapped file: to ask for its size; its place among the watched, from 1 */
 } dt_map;
+/* A file that becomes shorter while it is mapped reads as zeros from there on, instead of ending the process by SIGBUS. Whoever has read
+ * from it then asks one of the two below, which name the file. */
 dt_status dt_map_open(dt_map *m, const char *path, dt_err *e);
+dt_status dt_map_check(const dt_map *m, dt_err *e); /* whether m is as long as when it was opened */
+dt_status dt_map_lost(dt_err *e);                   /* whether any map was read behind its end; costs nothing */
 /* Bytes that stay the caller's; `name` is for messages. */
 void dt_map_borrow(dt_map *m, const void *p, size_t n, const char *name);
 void dt_map_close(dt_map *m); /* also of a zeroed one */

@@ -1,4 +1,4 @@
-/* Floor 3: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
+/* Floor 5: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
  *
  * Invariant: calls on one communicator are made by one thread at a time and in the same order on every rank (the plan's
  * order; runtime/plan/agree.c proves it before the first step). Counts are in elements and 64-bit; large messages are
@@ -54,6 +54,8 @@ dt_status dt_comm_self(dt_comm **out, dt_err *e);
 dt_status dt_comm_world(dt_comm **out, dt_err *e);
 /* Where the plug-in lies, into path; false when it is nowhere. tried lists the places where it is not. */
 bool dt_comm_plugin(char *path, size_t n, dt_str *tried);
+/* Says what this process's peers are busy with while it waits for them: however long that takes, it is no stall. NULL: nothing. */
+void dt_comm_patience(const char *what);
 bool dt_comm_launched(void); /* an MPI launcher started this process */
 
 /* ---- told.c: agreeing on how it went ---- */
@@ -67,14 +69,21 @@ dt_status dt_comm_receive(dt_comm *c, void *buf, int64_t bytes, int from, dt_err
 
 /* ---- jobs: a call of a communicator as data, so that a stream can make it beside the computation ---- */
 typedef struct dt_commjob {
-  enum { DT_CJ_ALL_REDUCE, DT_CJ_REDUCE_SCATTER, DT_CJ_ALL_GATHER, DT_CJ_ALL_TO_ALL, DT_CJ_BROADCAST } kind;
+  enum {
+    DT_CJ_ALL_REDUCE,
+    DT_CJ_REDUCE_SCATTER,
+    DT_CJ_ALL_GATHER,
+    DT_CJ_ALL_TO_ALL,
+    DT_CJ_BROADCAST,
+    DT_CJ_SHIFT
+  } kind;
   dt_comm *comm;
   const void *in; /* of an all-reduce and a broadcast, which work in place: what is copied to `out` first, or NULL */
   void *out;
   int64_t n;
   int dtype;
   dt_red op;
-  int root;
+  int root;        /* of a shift: how many ranks further the values go */
   const void *tag; /* the submitter's own, for who watches the stream */
   int step, micro;
 } dt_commjob;

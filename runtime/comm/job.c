@@ -1,6 +1,21 @@
 /* Jobs: calls of a communicator that a stream makes in its order, or the caller at once. Called by the executor and the bindings. */
 #include "comm.h"
 
+/* Values go `by` ranks further, round the communicator: one message out, one in. */
+static dt_status shift(dt_comm *c, const void *in, void *out, int64_t bytes, int by, dt_err *e) {
+  enum { TAG = 0 };
+  int to = ((c->rank + by) % c->size + c->size) % c->size, from = ((c->rank - by) % c->size + c->size) % c->size;
+  if (to == c->rank) {
+    memcpy(out, in, (size_t)bytes);
+    return DT_OK;
+  }
+  void *get, *put;
+  DT_TRY(c->vt->irecv(c, out, bytes, from, TAG, &get, e));
+  DT_TRY(c->vt->isend(c, in, bytes, to, TAG, &put, e));
+  DT_TRY(c->vt->wait(c, &get, e));
+  return c->vt->wait(c, &put, e);
+}
+
 static dt_status run(const dt_commjob *j, dt_err *e) {
   dt_comm *c = j->comm;
   if ((j->kind == DT_CJ_ALL_REDUCE || j->kind == DT_CJ_BROADCAST) && j->in && j->in != j->out) /* in place, elsewhere */
@@ -11,6 +26,7 @@ static dt_status run(const dt_commjob *j, dt_err *e) {
     case DT_CJ_ALL_GATHER: return c->vt->all_gather(c, j->in, j->out, j->n, j->dtype, e);
     case DT_CJ_ALL_TO_ALL: return c->vt->all_to_all(c, j->in, j->out, j->n, j->dtype, e);
     case DT_CJ_BROADCAST: return c->vt->broadcast(c, j->out, j->n * (int64_t)dt_dtype_size(j->dtype), j->root, e);
+    case DT_CJ_SHIFT: return shift(c, j->in, j->out, j->n * (int64_t)dt_dtype_size(j->dtype), j->root, e);
   }
   return dt_fail(e, DT_EBUG, NULL, "communication job of unknown kind %d", (int)j->kind);
 }

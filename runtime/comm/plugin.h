@@ -7,7 +7,7 @@
 #define DT_COMM_PLUGIN_H
 #include "comm.h"
 
-#define DT_COMM_ABI (1u << 16 | (uint32_t)(sizeof(struct dt_comm_vt) + sizeof(dt_comm)))
+#define DT_COMM_ABI (2u << 16 | (uint32_t)(sizeof(struct dt_comm_vt) + sizeof(dt_comm)))
 
 typedef struct dt_comm_host {
   uint32_t abi;
@@ -19,6 +19,7 @@ typedef struct dt_comm_host {
   dt_status (*check)(int dtype, dt_red op, dt_err *e);
   const char *(*dtype_name)(int t);
   double (*now)(void);
+  const char *const *patience; /* what peers are known to be busy with (dt_comm_patience), or NULL */
 } dt_comm_host;
 
 /* The plug-in's one entry. Starts MPI and makes the world communicator; `host` must outlive it. */

@@ -151,6 +151,27 @@ static bool number(const reader *r, int dtype, void *p, int64_t i, locale_t c_lo
   return end == r->cell + r->n;
 }
 
+/* A header that nobody asked for is a sample lost where its cells are numbers, and no column was asked for by such a name. */
+static dt_status check_header(const columns *c, const dt_csv_opts *o, const char *file, locale_t loc, dt_err *e) {
+  if (!o->header || !o->guessed) return DT_OK;
+  for (int i = 0; i < c->name.n; i++) {
+    char *end;
+    if (c->role[i] == UNUSED) continue;
+    strtod_l(c->name.p[i], &end, loc);
+    while (*end == ' ' || *end == '\t') end++;
+    if (end == c->name.p[i] || *end) return DT_OK;
+    for (int k = 0; k < o->ninputs + o->ntargets; k++) {
+      const char *want = k < o->ninputs ? o->inputs[k] : o->targets[k - o->ninputs];
+      long number = strtol(want, &end, 10);
+      if (!strcmp(want, c->name.p[i]) && !(number == i + 1 && !*end)) return DT_OK;
+    }
+  }
+  return dt_fail(e, DT_EUSER, NULL,
+                 "%s:1: holds numbers where the names of columns would stand; set header = false if it is a sample, or "
+                 "header = true if these are names",
+                 file);
+}
+
 static dt_status parse(reader *r, columns *c, const dt_csv_opts *o, locale_t loc, dt_csv *x, dt_err *e) {
   const char *start = r->p;
   int64_t cap = 0;
@@ -159,6 +180,7 @@ static dt_status parse(reader *r, columns *c, const dt_csv_opts *o, locale_t loc
     dt_vec_push(&c->name, dt_xstrdup(r->cell));
   } while (!r->ended);
   DT_TRY(assign(c, o, r->name, x, e));
+  DT_TRY(check_header(c, o, r->name, loc, e));
   if (!o->header) r->p = start, r->line = 1;
   for (skip_blank_lines(r); r->p < r->end; skip_blank_lines(r)) {
     if (x->rows == cap) {

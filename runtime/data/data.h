@@ -34,6 +34,8 @@ struct dt_dataset {
   bool ordered;          /* has an explicit order of its own: loaders do not shuffle it */
   bool costly;           /* a fetch computes or may wait for a disk: worth a thread */
   size_t scratch;
+  const struct dt_map *map; /* [nmaps] files that fetch reads in place; a loader sees to it that they stay whole */
+  int nmaps;
   /* Writes n rows (contiguous) per field to dst[field]. Thread safe unless main_thread_only. */
   dt_status (*fetch)(dt_dataset *ds, const dt_pick *pick, void *const *dst, dt_err *e);
   void (*close)(dt_dataset *ds); /* frees ds too */
@@ -72,6 +74,7 @@ typedef struct dt_csv_opts {
   const char *const *targets;
   int ntargets;
   bool header;
+  bool guessed;     /* nobody said that there is a header: a first line of numbers is refused, for it may be a sample */
   char delimiter;   /* 0 = ',' */
   int input_dtype;  /* DT_F32 or DT_F64; "inputs" is [ninputs] */
   int target_dtype; /* a float: "targets" is [ntargets]; DT_I64: whole numbers, a scalar for one column */
@@ -178,8 +181,10 @@ int64_t dt_loader_steps(const dt_loader *l); /* of an epoch */
 const dt_dataset *dt_loader_dataset(const dt_loader *l);
 
 /* ---- one file's contents, from memory (what fuzzing calls) and from a path ---- */
-/* .npy versions 1 to 3, C order, little endian. v->p points into p. bf16 is the two raw bytes "<V2". */
-dt_status dt_npy_parse(const void *p, size_t n, const char *name, dt_view *v, dt_err *e);
+/* .npy versions 1 to 3, C order, little endian. v->p points into p. bf16 is the two raw bytes "<V2". Kinds of whole numbers that are no
+ * dtype (i1, i2, u2, u4, u8) become the next larger of i32 and i64: then *wide is the converted copy that v->p points to, which the
+ * caller frees, else NULL. A u8 beyond i64 is an error. */
+dt_status dt_npy_parse(const void *p, size_t n, const char *name, dt_view *v, void **wide, dt_err *e);
 dt_status dt_npy_write(const char *path, const dt_view *v, dt_err *e);
 
 typedef struct dt_idx {

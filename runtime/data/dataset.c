@@ -4,6 +4,11 @@
  * in is the caller's scratch. Most file formats end here, as tensors over a map. */
 #include "source.h"
 
+dt_status dt_data_whole(const dt_dataset *ds, dt_err *e) {
+  for (int i = 0; i < ds->nmaps; i++) DT_TRY(dt_map_check(&ds->map[i], e));
+  return dt_map_lost(e); /* tensors may lie in files, too */
+}
+
 dt_status dt_dataset_fetch(dt_dataset *ds, int64_t epoch, const int64_t *idx, int64_t n, void *const *dst, dt_err *e) {
   for (int64_t i = 0; i < n; i++)
     if (idx[i] < 0 || idx[i] >= ds->n)
@@ -14,6 +19,7 @@ dt_status dt_dataset_fetch(dt_dataset *ds, int64_t epoch, const int64_t *idx, in
     return dt_fail(e, DT_ENOMEM, NULL, "no memory for %zu bytes to read samples; free memory on this host",
                    ds->scratch);
   dt_status st = ds->fetch(ds, &(dt_pick){idx, n, epoch, scratch}, dst, e);
+  if (!st) st = dt_data_whole(ds, e);
   free(scratch);
   return st;
 }
@@ -135,6 +141,7 @@ dt_status dt_data_owned(const char *const *names, const dt_view *views, int nfie
     s->ds.costly |= maps[i].kind == DT_MAP_FILE && maps[i].n > DT_BIG_FILE;
     maps[i] = (dt_map){0};
   }
+  s->ds.map = s->map, s->ds.nmaps = nmaps;
   for (int i = 0; i < nbufs; i++) s->buf[i] = bufs[i];
   dt_status st = tensors_fill(s, names, views, nfields, NULL, 0, e);
   if (st) tensors_close(&s->ds);

@@ -6,6 +6,12 @@
 #include "source.h"
 
 /* ---- gzip ---- */
+/* Whether nothing but padding follows: tapes and block devices fill the last block with zeros, and gzip takes no notice of them. */
+static bool only_zeros(const dt_map *m, size_t at) {
+  while (at < m->n && !m->p[at]) at++;
+  return at == m->n;
+}
+
 dt_status dt_map_open_gz(dt_map *m, const char *path, dt_err *e) {
   DT_TRY(dt_map_open(m, path, e));
   if (m->n < 18 || m->p[0] != 0x1f || m->p[1] != 0x8b) return DT_OK;
@@ -37,7 +43,8 @@ dt_status dt_map_open_gz(dt_map *m, const char *path, dt_err *e) {
     z.avail_out = (unsigned)room;
     rc = inflate(&z, Z_NO_FLUSH);
     have += room - z.avail_out;
-    if (rc == Z_STREAM_END && (z.avail_in || fed < m->n)) rc = inflateReset(&z); /* members may follow each other */
+    if (rc == Z_STREAM_END && !only_zeros(m, fed - z.avail_in))
+      rc = inflateReset(&z); /* members may follow each other */
     if (rc == Z_BUF_ERROR && z.avail_out == 0) rc = Z_OK;
   }
   if (init) inflateEnd(&z);
@@ -50,7 +57,7 @@ dt_status dt_map_open_gz(dt_map *m, const char *path, dt_err *e) {
     st = dt_fail(e, DT_EIO, NULL, "%s: the gzip data is %s after %zu inflated bytes; fetch the file again", path,
                  rc == Z_BUF_ERROR ? "cut off" : "damaged", have);
   if (st) free(buf);
-  else *m = (dt_map){buf, have, dt_xstrdup(path), DT_MAP_HEAP};
+  else *m = (dt_map){.p = buf, .n = have, .path = dt_xstrdup(path), .kind = DT_MAP_HEAP};
   dt_map_close(&gz);
   return st;
 }

@@ -79,6 +79,7 @@ static void fill(dt_loader *l, slot *s, int64_t step) {
     s->st = l->ds->fetch(l->ds, &(dt_pick){m->sample, m->n, epoch, l->scratch}, m->field, &s->err);
     if (s->st) return;
   }
+  s->st = dt_data_whole(l->ds, &s->err);
 }
 
 /* ---- the thread ---- */
@@ -110,6 +111,7 @@ static void *fetch_ahead(void *arg) {
 static dt_status start_thread(dt_loader *l, dt_err *e) {
   sigset_t all, old;
   sigfillset(&all);
+  sigdelset(&all, SIGBUS); /* of a file that became shorter */
   l->stop = false;
   pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the main thread's */
   int rc = pthread_create(&l->thread, NULL, fetch_ahead, l);

@@ -61,6 +61,7 @@ dt_status dt_data_text(const char *file, int64_t context, int dtype, double lo, 
                        .fetch = text_fetch,
                        .close = text_close};
   s->map = m;
+  s->ds.map = &s->map, s->ds.nmaps = 1;
   s->first = m.p + a;
   s->context = context;
   *out = &s->ds;
@@ -118,6 +119,7 @@ dt_status dt_data_cifar10(const char *const *files, int nfiles, dt_dataset **out
     st = dt_map_open(&s->map[i], files[i], e);
     if (st) break;
     s->nfiles = i + 1;
+    s->ds.map = s->map, s->ds.nmaps = s->nfiles;
     s->first[i] = s->ds.n;
     total += s->map[i].n;
     s->ds.n += (int64_t)(s->map[i].n / CIFAR_RECORD);

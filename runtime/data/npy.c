@@ -7,9 +7,34 @@
 static const struct {
   const char *descr; /* without byte order */
   int dtype;
-} kinds[] = {{"b1", DT_BOOL}, {"u1", DT_U8},   {"i4", DT_I32}, {"i8", DT_I64},
-             {"f2", DT_F16},  {"V2", DT_BF16}, {"f4", DT_F32}, {"f8", DT_F64}};
+  size_t wide; /* bytes of an element that is no dtype and becomes this one; 0: it is one */
+} kinds[] = {{"b1", DT_BOOL, 0}, {"u1", DT_U8, 0},  {"i4", DT_I32, 0}, {"i8", DT_I64, 0}, {"f2", DT_F16, 0},
+             {"V2", DT_BF16, 0}, {"f4", DT_F32, 0}, {"f8", DT_F64, 0}, {"i1", DT_I32, 1}, {"i2", DT_I32, 2},
+             {"u2", DT_I32, 2},  {"u4", DT_I64, 4}, {"u8", DT_I64, 8}};
 enum { NKINDS = sizeof kinds / sizeof *kinds };
+
+/* The elements of a kind that is no dtype, as whole numbers of the one they become. */
+static dt_status widen(int kind, const unsigned char *p, int64_t n, const char *name, void **out, dt_err *e) {
+  size_t bytes = kinds[kind].wide, size = dt_dtype_size(kinds[kind].dtype);
+  bool is_signed = *kinds[kind].descr == 'i';
+  char *to = malloc((size_t)n * size + 1);
+  if (!to)
+    return dt_fail(e, DT_ENOMEM, NULL, "%s: no memory to convert %lld elements; free memory on this host", name,
+                   (long long)n);
+  for (int64_t i = 0; i < n; i++) {
+    uint64_t v = 0;
+    memcpy(&v, p + (size_t)i * bytes, bytes); /* little endian, as this host */
+    if (is_signed && bytes < 8 && v >> (8 * bytes - 1)) v |= ~UINT64_C(0) << (8 * bytes);
+    if (!is_signed && v > INT64_MAX) {
+      free(to);
+      return dt_fail(e, DT_EUSER, NULL, "%s: element %lld is %llu, which i64 does not hold; save smaller numbers", name,
+                     (long long)i, (unsigned long long)v);
+    }
+    memcpy(to + (size_t)i * size, &v, size);
+  }
+  *out = to;
+  return DT_OK;
+}
 
 typedef struct scan {
   const char *p, *end, *start;
@@ -66,9 +91,10 @@ static bool shape_of(scan *s, dt_type *t) {
   return true;
 }
 
-dt_status dt_npy_parse(const void *mem, size_t n, const char *name, dt_view *v, dt_err *e) {
+dt_status dt_npy_parse(const void *mem, size_t n, const char *name, dt_view *v, void **wide, dt_err *e) {
   const unsigned char *p = mem;
   *v = (dt_view){0};
+  *wide = NULL;
   if (n < 10 || memcmp(p, "\x93NUMPY", 6))
     return dt_fail(e, DT_EIO, NULL, "%s: does not start as a .npy file; write it by numpy.save", name);
   int version = p[6];
@@ -117,17 +143,16 @@ dt_status dt_npy_parse(const void *mem, size_t n, const char *name, dt_view *v, 
   if (descr[0] == '>')
     return dt_fail(e, DT_EIO, NULL, "%s: is big endian (%s); save x.astype(x.dtype.newbyteorder('<')) instead", name,
                    descr);
-  int dtype = -1;
+  int kind = -1;
   for (int i = 0; i < NKINDS; i++)
-    if ((descr[0] == '<' || descr[0] == '|' || descr[0] == '=') && !strcmp(descr + 1, kinds[i].descr))
-      dtype = kinds[i].dtype;
-  if (dtype < 0)
+    if ((descr[0] == '<' || descr[0] == '|' || descr[0] == '=') && !strcmp(descr + 1, kinds[i].descr)) kind = i;
+  if (kind < 0)
     return dt_fail(e, DT_EIO, NULL,
-                   "%s: has elements of type '%s'; bool, uint8, int32, int64, float16, float32 and "
-                   "float64 are read: save x.astype of one of them",
+                   "%s: has elements of type '%s'; bool, whole numbers of 8 to 64 bits, float16, float32 and float64 "
+                   "are read: save x.astype of one of them",
                    name, descr);
-  t.dtype = (uint8_t)dtype;
-  uint64_t want = dt_dtype_size(dtype), room = n - head - len;
+  t.dtype = (uint8_t)kinds[kind].dtype;
+  uint64_t want = kinds[kind].wide ? kinds[kind].wide : dt_dtype_size(t.dtype), room = n - head - len;
   bool over = false, empty = false;
   for (int d = 0; d < t.nd; d++) {
     over |= __builtin_mul_overflow(want, (uint64_t)(t.dim[d] ? t.dim[d] : 1), &want) || want > INT64_MAX;
@@ -140,7 +165,8 @@ dt_status dt_npy_parse(const void *mem, size_t n, const char *name, dt_view *v, 
     return dt_fail(e, DT_EIO, NULL,
                    "%s: is %s: its header promises %llu bytes of data and %llu are there; copy the file again", name,
                    want > room ? "cut off" : "too long", (unsigned long long)want, (unsigned long long)room);
-  *v = dt_view_make((void *)(uintptr_t)(p + head + len), &t);
+  if (kinds[kind].wide) DT_TRY(widen(kind, p + head + len, dt_numel(&t), name, wide, e));
+  *v = dt_view_make(*wide ? *wide : (void *)(uintptr_t)(p + head + len), &t);
   return DT_OK;
 }
 
@@ -150,7 +176,7 @@ dt_status dt_npy_write(const char *path, const dt_view *v, dt_err *e) {
   dt_str h = {0};
   const char *descr = "";
   for (int i = 0; i < NKINDS; i++)
-    if (kinds[i].dtype == v->t.dtype) descr = kinds[i].descr;
+    if (kinds[i].dtype == v->t.dtype && !kinds[i].wide) descr = kinds[i].descr;
   dt_str_add(&h, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dt_dtype_size(v->t.dtype) > 1 ? '<' : '|',
              descr);
   for (int d = 0; d < v->t.nd; d++) dt_str_add(&h, "%s%lld", d ? ", " : "", (long long)v->t.dim[d]);
@@ -176,10 +202,11 @@ dt_status dt_data_npy(const char *inputs, const char *targets, dt_dataset **out,
   dt_status st;
   dt_map map[2] = {0};
   dt_view view[2];
+  void *wide[2] = {0};
   int n = targets ? 2 : 1;
   for (int i = 0; i < n; i++) {
     DT_GO(dt_map_open(&map[i], path[i], e), fail);
-    DT_GO(dt_npy_parse(map[i].p, map[i].n, path[i], &view[i], e), fail);
+    DT_GO(dt_npy_parse(map[i].p, map[i].n, path[i], &view[i], &wide[i], e), fail);
     if (view[i].t.nd < 1 || view[i].t.dim[0] < 1) {
       st = dt_fail(e, DT_EUSER, NULL, "%s: holds no samples; its first dim must count at least one", path[i]);
       goto fail;
@@ -190,8 +217,8 @@ dt_status dt_data_npy(const char *inputs, const char *targets, dt_dataset **out,
                  (long long)view[0].t.dim[0], targets, (long long)view[1].t.dim[0]);
     goto fail;
   }
-  return dt_data_owned(names, view, n, map, n, NULL, 0, out, e);
+  return dt_data_owned(names, view, n, map, n, wide, n, out, e);
 fail:
-  for (int i = 0; i < 2; i++) dt_map_close(&map[i]);
+  for (int i = 0; i < 2; i++) dt_map_close(&map[i]), free(wide[i]);
   return st;
 }

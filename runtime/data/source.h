@@ -12,6 +12,9 @@ dt_status dt_data_owned(const char *const *names, const dt_view *views, int nfie
 /* Opens a file; when it is gzipped (by its first bytes) the map holds the inflated bytes. */
 dt_status dt_map_open_gz(dt_map *m, const char *path, dt_err *e);
 
+/* After a fetch: whether the files that it read are still as long as they were. */
+dt_status dt_data_whole(const dt_dataset *ds, dt_err *e);
+
 /* Mapped files over this may make a fetch wait for the disk. */
 #define DT_BIG_FILE ((size_t)64 << 20)
 

@@ -105,6 +105,7 @@ dt_status dt_cpu_stream_open(dt_dev *d, dt_stream_kind kind, dt_stream **out, dt
   s->ring = dt_xalloc(RING * sizeof *s->ring);
   sigset_t all, old; /* signals are the main thread's business */
   sigfillset(&all);
+  sigdelset(&all, SIGBUS); /* of a file that became shorter */
   pthread_sigmask(SIG_SETMASK, &all, &old);
   int rc = pthread_create(&s->thread, NULL, work, s);
   pthread_sigmask(SIG_SETMASK, &old, NULL);

@@ -3,6 +3,7 @@
  *
  * Plans on one executor share parameters, states, gradients and the pool; each has its own inputs, scalars and outputs, and
  * buffers of the same name are the first plan's. Called by exec.c. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "trace.h"
@@ -62,6 +63,7 @@ static dt_status bind_comm(dt_exec *x, const dt_plan *p, bound *q, dt_err *e) {
     case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
     case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
     case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
+    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->attr[3].i; break;
     case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
     default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
   }
@@ -100,6 +102,7 @@ static void bind_ends(dt_exec *x, int k) {
   const dt_graph *g = b->plan->g;
   b->samples = dt_xalloc(sizeof(int64_t) * (size_t)max64(1, b->plan->rows));
   b->hyper = dt_xalloc(sizeof(double) * (size_t)(g->hyper.n + 1));
+  for (int i = 0; i < g->hyper.n; i++) b->hyper[i] = NAN; /* equal to nothing: not written yet */
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));
@@ -167,7 +170,12 @@ static dt_plan **plans_of(const dt_exec *x) {
 }
 
 /* Plans share regions, so each is as large as its largest user; inputs and scalars are each plan's own. */
-int64_t dt_exec_bytes(const dt_exec *x, int64_t by_region[DT_NREG]) {
+int dt_exec_regions(const char *const **names) {
+  *names = dt_region_name;
+  return DT_NREG;
+}
+
+int64_t dt_exec_bytes(const dt_exec *x, int64_t *by_region) {
   int64_t r[DT_NREG] = {0}, ws = 0, pool = 0, total = 0;
   dt_plan **plans = plans_of(x);
   for (int k = 0; k < x->nplan; k++) {
@@ -196,7 +204,7 @@ static dt_status lay_out(dt_exec *x, const int64_t r[DT_NREG], int64_t ws, int64
   dt_dev *dev = x->ctx->dev;
   int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
   bool alone = c->size == 1 || !x->b[0].plan->spec.train;
-  bool share = !alone && x->b[0].plan->layout.shards > 1; /* parameters travel, too */
+  bool share = !alone && x->b[0].plan->layout.shared; /* parameters travel, too */
   x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM] + (share ? r[DT_REG_PARAM] : 0);
   x->arena_bytes = (share ? 0 : r[DT_REG_PARAM]) + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
                    (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);

@@ -28,10 +28,12 @@ static dt_status bad_id(dt_exec *x, const bound *q, const char *where, dt_err *e
     const char *what, *hint;
   } known[] = {{DT_OP_cross_entropy, 1, 0, -1, 1, "label", "labels count from 0"},
                {DT_OP_embedding, 0, 1, 0, 0, "id", "ids count from 0; make the vocabulary larger"},
-               {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"}};
+               {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"},
+               {DT_OP_one_hot, 0, -1, -1, 0, "label", "labels count from 0; give more classes"}};
   for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
     if (q->ins->op != known[k].op) continue;
-    const dt_view *ids = &q->launch.call.in[known[k].ids], *table = &q->launch.call.in[known[k].table];
+    const dt_view *ids = &q->launch.call.in[known[k].ids];
+    const dt_view *table = known[k].table < 0 ? &q->launch.call.out[0] : &q->launch.call.in[known[k].table];
     const int64_t size = table->t.dim[known[k].dim < 0 ? table->t.nd - 1 : known[k].dim], n = dt_numel(&ids->t);
     const struct dt_dev_vt *vt = x->ctx->dev->vt;
     size_t bytes = (size_t)dt_nbytes(&ids->t);
@@ -40,7 +42,7 @@ static dt_status bad_id(dt_exec *x, const bound *q, const char *where, dt_err *e
     int64_t bad = -1, id = 0;
     for (int64_t i = 0; i < n && bad < 0; i++) {
       id = (int64_t)dt_get(p, ids->t.dtype, i);
-      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.attr[0].i)) bad = i;
+      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.attr[0].i)) bad = i; /* ignore_index */
     }
     vt->unmap(x->compute, ids->p, bytes, p, false);
     if (bad >= 0)
@@ -72,23 +74,43 @@ dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const c
   return st;
 }
 
+dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e) {
+  for (int i = 0; i < b->plan->seg[DT_SEG_MICRO].ins.n; i++) {
+    bound *q = &b->seg[DT_SEG_MICRO][i];
+    if (q->ins->kind != DT_I_KERNEL || (q->ins->flags & DT_NODE_LAST_MICRO)) continue;
+    q->launch.call.flags = first ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
+    x->ctx->dev->vt->launch(x->compute, &q->launch);
+    for (int o = 0; o < q->launch.call.nout; o++)
+      if (!dt_exec_finite(x, &q->launch.call.out[o])) return dt_exec_blame(x, q, o, step, what, value, e);
+  }
+  return DT_OK;
+}
+
+dt_status dt_exec_share_blame(dt_exec *x, dt_status found, dt_err *mine, int64_t step, const char *what, double value,
+                              dt_err *e) {
+  dt_comm *c = x->ctx->comm;
+  double first = found ? c->rank : c->size;
+  if (c->size > 1) DT_TRY(c->vt->all_reduce(c, &first, 1, DT_F64, DT_MIN, e));
+  if (first == c->size)
+    return dt_fail(e, DT_EUSER, NULL,
+                   "step %lld: %s is %g, though every value that it was made from is finite: they are too large to be "
+                   "added up; lower the learning rate, clip by value, or scale the loss down",
+                   (long long)step + 1, what, value);
+  if (c->size > 1) DT_TRY(c->vt->broadcast(c, mine, sizeof *mine, (int)first, e));
+  if (e) *e = *mine;
+  return DT_EUSER;
+}
+
 dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e) {
   const dt_batch *batch = &x->now.batch;
   if (x->pipe) return dt_pipe_diagnose(x, batch, dt_loader_dataset(l), what, value, e);
-  for (int m = 0; m < batch->nmicro; m++) {
+  dt_err mine = {0};
+  dt_status found = DT_OK;
+  for (int m = 0; m < batch->nmicro && !found; m++) {
     bound_plan *b = dt_exec_plan_for(x, batch->micro[m].n);
     DT_TRY(dt_exec_feed(x, b, &batch->micro[m], dt_loader_dataset(l), e));
     x->tick.micro = m;
-    for (int i = 0; i < b->plan->seg[DT_SEG_MICRO].ins.n; i++) {
-      bound *q = &b->seg[DT_SEG_MICRO][i];
-      if (q->ins->kind != DT_I_KERNEL || (q->ins->flags & DT_NODE_LAST_MICRO)) continue;
-      q->launch.call.flags = m == 0 ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
-      x->ctx->dev->vt->launch(x->compute, &q->launch);
-      for (int o = 0; o < q->launch.call.nout; o++)
-        if (!dt_exec_finite(x, &q->launch.call.out[o])) return dt_exec_blame(x, q, o, batch->step, what, value, e);
-    }
+    found = dt_exec_look(x, b, m == 0, batch->step, what, value, &mine);
   }
-  return dt_fail(e, DT_EUSER, NULL,
-                 "step %lld: %s is %g; every value of this rank's microbatches is finite, another rank's are not",
-                 (long long)batch->step + 1, what, value);
+  return dt_exec_share_blame(x, found, &mine, batch->step, what, value, e);
 }

@@ -1,4 +1,6 @@
 /* What runs beside the training step: evaluation over a data set, and single calls of a plan. */
+#include <math.h>
+
 #include "trace.h"
 
 /* What the plans do once before the microbatches. Where that communicates, all ranks do it now, whatever sizes of
@@ -22,8 +24,18 @@ static dt_status begin_eval(dt_exec *x, const int *numbers, int n, dt_err *e) {
   return DT_OK;
 }
 
+static const char of_eval[] = "a result of the evaluation";
+
+/* The first sum that is not finite, nsums: there is none. */
+static int all_finite(const double *sums, int nsums) {
+  int i = 0;
+  while (i < nsums && isfinite(sums[i])) i++;
+  return i;
+}
+
+/* found, mine: the error about the first value that is not finite. It is raised when all ranks have come to the end. */
 static dt_status eval_micro(dt_exec *x, const int *numbers, int n, const dt_batch *batch, int m, const dt_dataset *ds,
-                            double *sums, int nsums, dt_err *e) {
+                            double *sums, int nsums, dt_status *found, dt_err *mine, dt_err *e) {
   bound_plan *b = NULL, *main = &x->b[numbers[0]];
   if (m >= batch->nmicro) /* other ranks have it */
     return dt_exec_segment(x, main, DT_SEG_MICRO, 0, main->plan->seg[DT_SEG_MICRO].ins.n, true, true, true, 0, e);
@@ -35,7 +47,11 @@ static dt_status eval_micro(dt_exec *x, const int *numbers, int n, const dt_batc
   DT_TRY(dt_exec_feed(x, b, &batch->micro[m], ds, e));
   x->tick.micro = m;
   DT_TRY(dt_exec_whole(x, b, DT_SEG_MICRO, true, true, e));
-  return dt_exec_add_outputs(x, b, sums, nsums, e);
+  bool fine = all_finite(sums, nsums) >= nsums;
+  DT_TRY(dt_exec_add_outputs(x, b, sums, nsums, e));
+  int bad = all_finite(sums, nsums);
+  if (fine && bad < nsums) *found = dt_exec_look(x, b, true, x->state.step - 1, of_eval, sums[bad], mine);
+  return DT_OK;
 }
 
 dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int nsums, dt_err *e) {
@@ -51,6 +67,8 @@ static dt_status evaluate(dt_exec *x, const int *numbers, int n, dt_loader *l, d
   dt_batch batch;
   dt_comm *c = x->ctx->comm;
   const dt_dataset *ds = dt_loader_dataset(l);
+  dt_err mine = {0};
+  dt_status found = DT_OK;
   for (int i = 0; i < nsums; i++) sums[i] = 0;
   DT_TRY(begin_eval(x, numbers, n, e));
   for (;;) {
@@ -61,11 +79,13 @@ static dt_status evaluate(dt_exec *x, const int *numbers, int n, dt_loader *l, d
       continue;
     }
     int micros = x->b[numbers[0]].plan->lockstep && c->size > 1 ? batch.most : batch.nmicro;
-    for (int m = 0; m < micros; m++) DT_TRY(eval_micro(x, numbers, n, &batch, m, ds, sums, nsums, e));
+    for (int m = 0; m < micros; m++) DT_TRY(eval_micro(x, numbers, n, &batch, m, ds, sums, nsums, &found, &mine, e));
   }
   DT_TRY(dt_exec_drain(x, e));
   for (int i = 0; i < nsums && !x->tells; i++) sums[i] = 0;
-  return c->size > 1 ? c->vt->all_reduce(c, sums, nsums, DT_F64, DT_SUM, e) : DT_OK;
+  if (c->size > 1) DT_TRY(c->vt->all_reduce(c, sums, nsums, DT_F64, DT_SUM, e));
+  int bad = all_finite(sums, nsums);
+  return bad < nsums ? dt_exec_share_blame(x, found, &mine, x->state.step - 1, of_eval, sums[bad], e) : DT_OK;
 }
 
 dt_status dt_exec_eval(dt_exec *x, const int *numbers, int n, dt_loader *l, double *sums, int nsums, dt_err *e) {
@@ -99,4 +119,16 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
   return DT_OK;
 }
 
-dt_view dt_exec_output(dt_exec *x, int number, int i) { return x->b[number].output[i]; }
+dt_type dt_exec_output(const dt_exec *x, int number, int i) { return x->b[number].output[i].t; }
+
+dt_status dt_exec_fetch(dt_exec *x, int number, int i, void *to, dt_err *e) {
+  const struct dt_dev_vt *vt = x->ctx->dev->vt;
+  const dt_view *v = &x->b[number].output[i];
+  dt_view host = *v;
+  size_t bytes = (size_t)dt_view_span(v);
+  if (!bytes) return DT_OK;
+  DT_TRY(vt->map(x->compute, v->p, bytes, &host.p, e));
+  dt_view_pack(&host, 0, dt_numel(&v->t), to);
+  vt->unmap(x->compute, v->p, bytes, host.p, false);
+  return DT_OK;
+}

@@ -10,11 +10,9 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
   dt_exec *x = dt_xalloc(sizeof *x);
   x->ctx = c;
   if (o) x->o = *o;
-  if (o && o->nlr)
-    x->lr = dt_xalloc(sizeof(double) * (size_t)o->nlr), memcpy(x->lr, o->lr, sizeof(double) * (size_t)o->nlr);
-  if (o && o->groups)
-    x->group_lr = dt_xalloc(sizeof(double) * (size_t)o->groups),
-    memcpy(x->group_lr, o->group_lr, sizeof(double) * (size_t)o->groups);
+  if (x->o.groups < 1) x->o.groups = 1;
+  x->lr = dt_xalloc(sizeof *x->lr * (size_t)x->o.groups);
+  for (int i = 0; i < x->o.groups; i++) x->lr[i] = x->o.lr;
   x->state.loss_scale = main->spec.precision == DT_F16 ? (x->o.loss_scale > 0 ? x->o.loss_scale : 65536) : 1;
   if (x->o.scale_window <= 0) x->o.scale_window = 1000;
   if (x->o.hysteresis <= 0) x->o.hysteresis = 2;
@@ -42,17 +40,18 @@ dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
 static dt_status meet(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *world = x->ctx->comm;
-  int samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
+  int stages = dt_mesh_stages(&g->mesh), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
     int at = dt_mesh_coord(&g->mesh, world->rank, a);
-    if (g->mesh.role[a] == DT_AXIS_STAGES) x->tells &= at == g->mesh.size[a] - 1;
-    else if (g->mesh.role[a] == DT_AXIS_TENSORS) x->tells &= at == 0;
+    if (a == stages) x->tells &= at == g->mesh.size[a] - 1;
+    else if (!(samples >> a & 1)) x->tells &= at == 0;
   }
   if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), dt_agree_script, e));
   dt_comm *c;
   for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
   x->replicas = NULL;
-  if (samples) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = samples}, &x->replicas, e));
+  if (dt_mesh_count(&g->mesh, samples) > 1)
+    DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = samples}, &x->replicas, e));
   return DT_OK;
 }
 
@@ -60,7 +59,8 @@ static dt_status meet(dt_exec *x, dt_err *e) {
 static dt_status share_values(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *c = x->replicas;
-  for (int i = 0; i < x->names.list.n && c && c->size > 1 && !x->b[0].plan->spec.independent; i++) {
+  bool alone = x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE;
+  for (int i = 0; i < x->names.list.n && c && c->size > 1 && !alone; i++) {
     const dt_kept *k = &x->kept[i];
     if (k->away || !strncmp(x->names.list.p[i], "state:", 6)) continue;
     if (k->at.share) DT_TRY(dt_exec_same_part(x, i, e));
@@ -106,6 +106,7 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
   x->tick.seed = x->ctx->seed;
   DT_TRY(dt_exec_init_values(x, e));
   if (together) DT_TRY(share_values(x, e));
+  dt_exec_copy_states(x);
   x->ready = true;
   return DT_OK;
 }
@@ -115,11 +116,19 @@ void dt_exec_free(dt_exec *x) {
   if (x->profile && x->ctx->comm->rank == 0 && x->b[0].plan->spec.train) dt_exec_profile(x);
   dt_exec_unbind(x);
   for (int k = 0; k < x->nplan; k++) dt_plan_free(x->b[k].plan);
-  free(x->lr), free(x->group_lr), free(x->b);
+  free(x->lr), free(x->b);
   free(x);
 }
 
+int64_t dt_exec_rows(const dt_exec *x, int number) { return x->b[number].plan->rows; }
+int dt_exec_inputs(const dt_exec *x, int number) { return x->b[number].plan->g->input.n; }
+int dt_exec_outputs(const dt_exec *x, int number) { return x->b[number].plan->g->output.n; }
+const char *dt_exec_input_name(const dt_exec *x, int number, int i) { return x->b[number].plan->g->input.p[i].name; }
+bool dt_exec_trains(const dt_exec *x) { return x->b[0].plan->spec.train; }
 dt_exec_state dt_exec_state_get(const dt_exec *x) { return x->state; }
+void dt_exec_rate(dt_exec *x, int group, double lr) {
+  if (group >= 0 && group < x->o.groups) x->lr[group] = lr;
+}
 void dt_exec_state_set(dt_exec *x, const dt_exec_state *s) { x->state = *s; }
 int dt_exec_names(dt_exec *x, const char ***names) {
   *names = x->names.list.p;

@@ -1,9 +1,10 @@
 /* Inner header of the executor: what its files share. */
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
-#include "../dt.h"
+#include "../plan/plan.h"
 #include "../store/names.h"
 #include "../store/pieces.h"
+#include "ctx.h"
 
 /* Faults that tests plant (DT_FAULT) to see that `dtrain check` finds them: a reduction left out, a microbatch lost, gradients
  * summed where their mean is meant. On several ranks only. */
@@ -34,7 +35,7 @@ typedef struct bound_plan {
   dt_view *input, *output;
   double *stats;      /* f64[2] in the device's memory, or NULL */
   const char **field; /* names of inputs */
-  double *hyper;      /* [hypers] on the host, written before each step */
+  double *hyper;      /* [hypers] on the host: what the device has */
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
@@ -82,7 +83,7 @@ typedef struct dt_trace dt_trace;
 struct dt_exec {
   dt_ctx *ctx;
   dt_exec_opts o;
-  double *lr, *group_lr;
+  double *lr; /* [groups] */
   int nplan;
   bound_plan *b; /* [nplan] */
   bool ready;
@@ -105,6 +106,7 @@ struct dt_exec {
     bound_plan *plan;           /* of that microbatch */
   } now;
   double inv_count;   /* what the last step's gradients were multiplied by */
+  int skips;          /* steps in a row that overflowed at a loss scale that shrinks no more */
   int fault;          /* DT_FAULT, for tests */
   pipe *pipe;         /* NULL: none */
   dt_trace *trace;    /* NULL: none */
@@ -120,6 +122,7 @@ void dt_exec_unbind(dt_exec *x);
 char *dt_exec_shared_buffer(dt_exec *x, int k, const dt_graph *g, dt_val root);
 /* first.c: first values */
 dt_status dt_exec_init_values(dt_exec *x, dt_err *e);
+void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, once all ranks have its first values */
 /* kept.c: persistent tensors, also those that ranks hold parts of */
 void dt_exec_list(dt_exec *x);
 int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */
@@ -145,6 +148,12 @@ dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int
 bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
 dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Launches the kernels of a plan's microbatch again, whose inputs are there: the error about the first value that is not finite,
+ * DT_OK when all are. first: gradients begin. */
+dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e);
+/* What the first rank with an error (found, mine) says becomes the error of all; a collective. */
+dt_status dt_exec_share_blame(dt_exec *x, dt_status found, dt_err *mine, int64_t step, const char *what, double value,
+                              dt_err *e);
 /* Runs the step's microbatches again, looking: the error about the first value that is not finite. */
 dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e);
 

@@ -12,12 +12,12 @@ typedef struct filling {
   int64_t local, global, n; /* elements [global, global + n) of the whole tensor go to local.. */
 } filling;
 
-/* Independent replicas begin with values of their own. */
+/* Replicas that are alone begin with values of their own. */
 static uint64_t seed_of(const dt_exec *x) {
   const dt_plan *p = x->b[0].plan;
-  if (!p->spec.independent) return x->ctx->seed;
-  return x->ctx->seed + 0x9e3779b97f4a7c15u * (uint64_t)dt_mesh_among(&p->g->mesh, x->ctx->comm->rank,
-                                                                      dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES));
+  if (p->spec.replicas != DT_REPLICAS_ALONE) return x->ctx->seed;
+  int part = dt_mesh_among(&p->g->mesh, x->ctx->comm->rank, dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES));
+  return x->ctx->seed + 0x9e3779b97f4a7c15u * (uint64_t)part;
 }
 
 static void fill_part(void *ctx, int part, int parts) {
@@ -40,6 +40,10 @@ static void fill_part(void *ctx, int part, int parts) {
       if (4 * q + i >= f->global && 4 * q + i < f->global + f->n)
         dt_put(f->p, f->dtype, f->local + 4 * q + i - f->global, v[i]);
   }
+}
+
+void dt_draw(const dt_init *in, uint64_t seed, const char *name, dt_view v) {
+  fill_part(&(filling){in, v.p, v.t.dtype, dt_hash(name, strlen(name), seed), 0, 0, dt_numel(&v.t)}, 0, 1);
 }
 
 /* Elements global.. of a tensor's first value, n of them, into elements local.. of v. */
@@ -107,4 +111,16 @@ dt_status dt_exec_init_values(dt_exec *x, dt_err *e) {
     }
   }
   return DT_OK;
+}
+
+void dt_exec_copy_states(dt_exec *x) {
+  const dt_graph *g = x->b[0].plan->g;
+  for (int i = 0; i < g->param.n; i++) {
+    const dt_param *p = &g->param.p[i];
+    for (int s = 0; s < p->nstate; s++) {
+      if (!p->state_copy[s]) continue;
+      dt_view to = dt_exec_view(x, 0, p->state[s]), from = dt_exec_view(x, 0, p->own >= 0 ? p->own : p->val);
+      dt_dev_copy(x->compute, to.p, from.p, dt_nbytes(&to.t)); /* both are in one piece, and of one dtype */
+    }
+  }
 }

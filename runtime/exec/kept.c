@@ -27,10 +27,10 @@ static dt_stored stored_of(dt_exec *x, const dt_param *p, bool shares) {
     *s = (dt_slicing){p->cut_axis, p->cut_dim, p->segs.n, p->segs.size};
     d.slicing = s, d.nslicing = 1;
   }
-  if (shares && plan->layout.shards > 1 && p->bucket >= 0) {
+  if (shares && p->bucket >= 0 && plan->layout.bucket[p->bucket].shares > 1) {
     const dt_layout_bucket *b = &plan->layout.bucket[p->bucket];
-    d.share = dt_mesh_axes(&plan->g->mesh, DT_AXIS_SAMPLES);
-    d.flat = p->flat - b->begin, d.part = (b->end - b->begin) / plan->layout.shards;
+    d.share = b->shared;
+    d.flat = p->flat - b->begin, d.part = dt_layout_share_len(&plan->layout, p->bucket);
   }
   return d;
 }
@@ -77,7 +77,7 @@ static void list_states(dt_exec *x, int i, bool apart) {
 
 void dt_exec_list(dt_exec *x) {
   dt_graph *g = x->b[0].plan->g;
-  bool apart = x->b[0].plan->spec.apart && dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
+  bool apart = x->b[0].plan->spec.replicas != DT_REPLICAS_EQUAL && dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   int stages = dt_mesh_stages(&g->mesh);
   for (int i = 0; i < g->held.n; i++) {
     const dt_held *h = &g->held.p[i];
@@ -260,7 +260,7 @@ void dt_exec_items(dt_exec *x, dt_items *k) {
 dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
   const dt_plan *plan = x->b[0].plan;
   const dt_mesh *m = &plan->g->mesh;
-  if (plan->spec.apart || plan->spec.independent) return DT_OK;
+  if (plan->spec.replicas != DT_REPLICAS_EQUAL) return DT_OK;
   for (int a = 0; a < m->naxes; a++) {
     if (m->role[a] == DT_AXIS_STAGES || m->size[a] == 1) continue;
     dt_str text = {0};
@@ -289,4 +289,25 @@ dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
     DT_TRY(st);
   }
   return DT_OK;
+}
+
+/* Engines that share parameters. Where both keep a tensor whole it is one copy; where either keeps parts, the parts may differ, so it goes
+ * through the whole tensor. */
+dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err *e) {
+  dt_type want = dt_exec_type(x, number), have = dt_exec_type(from, other);
+  const struct dt_dev_vt *vt = x->ctx->dev->vt;
+  char a[96], b[96];
+  if (!dt_type_eq(&want, &have))
+    return dt_fail(e, DT_EUSER, NULL, "'%s' is %s in one engine and %s in the other", x->names.list.p[number],
+                   dt_type_str(&want, a, sizeof a), dt_type_str(&have, b, sizeof b));
+  if (!dt_exec_parted(x, number) && !dt_exec_parted(from, other)) {
+    DT_TRY(dt_dev_wait(x->compute, vt->record(from->compute), e));
+    dt_dev_copy(x->compute, x->kept[number].v.p, from->kept[other].v.p, dt_nbytes(&want));
+    return dt_dev_sync(vt->record(x->compute), e); /* the other may change it next */
+  }
+  void *whole = dt_xalloc((size_t)dt_nbytes(&want) + 1);
+  dt_status st = dt_exec_read(from, other, whole, e);
+  if (!st) st = dt_exec_write(x, number, whole, e);
+  free(whole);
+  return st;
 }

@@ -6,24 +6,21 @@
 
 #include <math.h>
 
-static double lr_now(const dt_exec *x) {
-  int64_t t = x->state.updates;
-  return x->o.nlr ? x->lr[t < x->o.nlr ? t : x->o.nlr - 1] : 0;
-}
-
 static void write_hypers(dt_exec *x, double inv_count) {
   for (int k = 0; k < x->nplan; k++) {
     const dt_graph *g = x->b[k].plan->g;
     for (int i = 0; i < g->hyper.n; i++) {
       const dt_hyper *h = &g->hyper.p[i];
       const dt_value *v = &g->val.p[h->val];
-      double *p = &x->b[k].hyper[i], f = h->group < x->o.groups ? x->group_lr[h->group] : 1;
+      double *p = &x->b[k].hyper[i], now = 0;
       switch (h->kind) {
-        case DT_HY_LR: *p = lr_now(x) * f; break;
-        case DT_HY_T: *p = (double)(x->state.updates + 1); break;
-        case DT_HY_INV_COUNT: *p = inv_count; break;
-        case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
+        case DT_HY_LR: now = x->lr[h->group < x->o.groups ? h->group : 0]; break;
+        case DT_HY_T: now = (double)(x->state.updates + 1); break;
+        case DT_HY_INV_COUNT: now = inv_count; break;
+        case DT_HY_SEED_SCALE: now = x->state.loss_scale / x->o.nominal_count; break;
       }
+      if (*p == now) continue; /* the device has it */
+      *p = now;
       dt_dev_put(x->compute, x->b[k].persist + v->addr, p, sizeof *p);
     }
   }
@@ -179,7 +176,7 @@ static dt_status sum_up(dt_exec *x, dt_err *e) {
   if (!x->tells) x->now.stats[0] = x->now.stats[1] = 0;
   DT_TRY(c->vt->all_reduce(c, x->now.stats, 2, DT_F64, DT_SUM, e));
   if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
-  return x->b[0].plan->spec.independent ? DT_OK : share_buffers(x, e);
+  return x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE ? DT_OK : share_buffers(x, e);
 }
 
 /* f16's loss scale: shrinks after `hysteresis` overflows, grows after a window without one, never below min_scale. */
@@ -197,6 +194,7 @@ static void adjust_scale(dt_exec *x, bool overflow) {
   }
 }
 
+enum { MOST_SKIPS = 20 }; /* in a row, where a smaller scale cannot help */
 /* The update's instructions: up to the gradient's norm; then, unless it overflowed, the rest. */
 static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *info, dt_err *e) {
   dt_comm *c = x->ctx->comm;
@@ -206,18 +204,24 @@ static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *in
   int split = main->norm_at, n = main->plan->seg[DT_SEG_UPD].ins.n;
   DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, 0, split, true, true, false, 0, e));
   if (g->norm >= 0) {
-    float norm;
-    DT_TRY(dt_dev_get(x->compute, &norm, main->persist + g->val.p[g->norm].addr, sizeof norm, e));
-    info->norm = norm;
+    const dt_value *v = &g->val.p[g->norm];
+    double norm;
+    DT_TRY(dt_dev_get(x->compute, &norm, main->persist + v->addr, dt_nbytes(&v->t), e));
+    info->norm = dt_get(&norm, v->t.dtype, 0);
     if (replicas > 1) DT_TRY(c->vt->all_reduce(c, &info->norm, 1, DT_F64, DT_MAX, e)); /* one skips: all skip */
     if (!isfinite(info->norm) && !f16) return dt_exec_diagnose(x, l, "the gradient norm", info->norm, e);
   }
-  info->skipped = f16 && (!isfinite(info->norm) || !isfinite(info->loss));
+  info->skipped = f16 && !isfinite(info->norm);
+  x->skips = info->skipped ? x->skips + 1 : 0;
+  if (x->skips == MOST_SKIPS)
+    return dt_exec_diagnose(
+        x, l, "20 steps in a row overflowed at a loss scale that shrinks no more; the gradient norm", info->norm, e);
   if (!info->skipped) {
     DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, split, n, true, true, false, 0, e));
     x->state.updates++;
   }
   if (f16) adjust_scale(x, info->skipped);
+  if (!x->o.fixed_scale && x->state.loss_scale > x->o.min_scale) x->skips = 0;
   return DT_OK;
 }
 
@@ -229,15 +233,16 @@ dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e
                          .norm = -1,
                          .epoch = batch->epoch,
                          .samples = batch->count,
-                         .lr = lr_now(x),
+                         .lr = x->lr[0],
                          .loss_scale = x->state.loss_scale};
   DT_TRY(sum_up(x, e));
-  const dt_mesh *mesh = &main->g->mesh; /* replicas: those that step by themselves */
-  int replicas = main->spec.apart ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1;
-  info->count = main->spec.independent ? stats[1] / replicas : stats[1];
+  const dt_mesh *mesh = &main->g->mesh;
+  bool differ = main->spec.replicas != DT_REPLICAS_EQUAL;
+  int replicas = differ ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1; /* that step by themselves */
+  info->count = main->spec.replicas == DT_REPLICAS_ALONE ? stats[1] / replicas : stats[1];
   info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
-  if (!isfinite(info->loss) && main->spec.precision != DT_F16) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
-  x->inv_count = stats[1] > 0 ? replicas * x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
+  if (!isfinite(info->loss)) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
+  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
   if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= x->ctx->comm->size;
   write_hypers(x, x->inv_count);
   int64_t begun = x->tracing ? dt_trace_clock() : 0;

@@ -4,7 +4,7 @@
  * Invariants: in a step nothing is allocated and no lock taken: an event is a record in a ring, the computing thread's or (tid 1) the
  * communication thread's, and its text was made when the executor became ready. Between steps, or when a ring fills, the computing thread
  * writes whole lines with one write() to a file opened with O_APPEND; so a rank that dies leaves whole lines, and without the closing
- * bracket the file is still read. Times are nanoseconds since the opening, on the clock of rank 0's host. Called by exec.c and pipe.c. */
+ * bracket the file is still read. Times are nanoseconds since the opening, on the clock of rank 0's host. Called by step.c, run.c and pipe.c. */
 #include "trace.h"
 
 #include <stdatomic.h>
@@ -83,13 +83,16 @@ static void emit(dt_trace *t, const event *v) {
   t->len = n + (size_t)snprintf(t->text + n, 8, "}},\n");
 }
 
-void dt_trace_flush(dt_trace *t) {
-  if (!t) return;
+static void flush(dt_trace *t) {
   for (int i = 0; i < t->n; i++) emit(t, &t->ev[i]);
   t->n = 0;
   uint64_t made = atomic_load_explicit(&t->made, memory_order_acquire);
   for (; t->taken < made; t->taken++) emit(t, &t->job[t->taken % JOBS]);
   write_all(t);
+}
+
+void dt_trace_flush(dt_ctx *c) {
+  if (c->trace) flush(c->trace);
 }
 
 /* ---- events ---- */
@@ -98,7 +101,7 @@ static void add(dt_exec *x, event v) {
   v.step = (int)x->trace_step;
   if (t->n > EVENTS - 2 || atomic_load_explicit(&t->made, memory_order_relaxed) - t->taken > JOBS / 2) {
     event own = {.start = dt_trace_clock(), .name = "the trace is written", .number = -1, .step = v.step, .micro = -1};
-    dt_trace_flush(t);
+    flush(t);
     own.end = dt_trace_clock();
     t->ev[t->n++] = own;
   }
@@ -112,7 +115,7 @@ bool dt_trace_begins(dt_exec *x, int64_t step) {
 }
 
 void dt_trace_ends(dt_exec *x) {
-  if (x->tracing) dt_trace_flush(x->trace);
+  if (x->tracing) flush(x->trace);
   x->tracing = false;
 }
 
@@ -232,7 +235,7 @@ void dt_trace_attach(dt_exec *x) {
 void dt_trace_detach(dt_exec *x, bool gone) {
   dt_trace *t = x->trace;
   if (!t) return;
-  if (!gone) dt_trace_flush(t);
+  if (!gone) flush(t);
   else t->taken = atomic_load(&t->made);
 }
 
@@ -240,6 +243,7 @@ void dt_trace_detach(dt_exec *x, bool gone) {
 static void drop(dt_trace *t) { free(t->ev), free(t->job), free(t->text), free(t); }
 
 dt_status dt_trace_open(dt_ctx *c, const char *path, int64_t first, int64_t last, dt_err *e) {
+  if (c->trace) return DT_OK;
   dt_trace *t = dt_xalloc(sizeof *t);
   t->first = first, t->last = last;
   t->ev = dt_xalloc(EVENTS * sizeof *t->ev), t->job = dt_xalloc(JOBS * sizeof *t->job), t->text = dt_xalloc(TEXT);
@@ -254,7 +258,7 @@ void dt_trace_close(dt_ctx *c) {
   dt_trace *t = c->trace;
   if (!t) return;
   c->trace = NULL;
-  dt_trace_flush(t);
+  flush(t);
   dt_trace_file_close(&t->f, c->comm);
   drop(t);
 }

@@ -1,4 +1,4 @@
-/* Floor 4: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
+/* Floor 3: the graph: values made by nodes, the op table, mesh and placements, the verifier and the printer.
  *
  * One node type serves every level. A node makes one to eight values; values carry type and placement, nodes carry where
  * and when they run (phase, stage, chunk) and the script line they come from. Ids are indices and creation order
@@ -179,6 +179,7 @@ typedef struct dt_param {
   dt_segs segs; /* each cut for itself; one segment: the dim */
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
+  bool state_copy[8];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;
@@ -412,7 +413,7 @@ typedef struct
 } dt_shape_ctx;
 typedef dt_status dt_shape_rule(dt_shape_ctx *s);
 /* gradient rule: gout[o] is the gradient of output o or -1; writes gin[i] or -1 for every input */
-typedef void dt_grad_rule(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin);
+typedef void dt_grad_rule(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin);
 /* Placement rule, of one node over one mesh axis of n ranks. in[k] says where input k lies (R or S). Writes where it must lie (want[k], R by
  * default), whether a replicated input enters divided computing (enter[k]: its gradient is then a partial sum), where the outputs lie (out[],
  * R by default), and makes attributes local. */

@@ -1,7 +1,7 @@
 /* bucket: the flat buffers, after fusion. Parameters, gradients and optimizer states lie in the layout that the reduce pass made.
  *
  * It makes contributions write (or add) straight into their gradient's slot, and merges the optimizer programs of neighbouring tensors
- * into one pass over a range. Under ZeRO the ranges are those of this rank's share. Invariant: no value moves that another names; only
+ * into one pass over a range. Where states are in shares the ranges are those of this rank's share. Invariant: no value moves that another names; only
  * roots and offsets change. */
 #include <stdlib.h>
 
@@ -143,22 +143,23 @@ static bool same_program(const dt_vm *a, const dt_vm *b) {
 }
 
 /* ---- which slot of which buffer a value is ---- */
-enum { NO_BUFFER, OF_PARAMETERS, OF_SHARES, OF_BUCKET };
+enum { NO_BUFFER, OF_PARAMETERS, OF_SHARES, OF_SUMS, OF_BUCKET };
 typedef struct buffers {
+  const dt_graph *g;
+  const dt_spec *s;
   const dt_layout *l;
-  int mine;
   char *kind;    /* [values] of a root */
   int64_t *base; /* [values] OF_BUCKET: the flat element at which it begins */
 } buffers;
 
-static int64_t share_len(const dt_layout *l, int b) { return (l->bucket[b].end - l->bucket[b].begin) / l->shards; }
-static int64_t share_begin(const dt_layout *l, int b, int mine) { return l->bucket[b].begin + mine * share_len(l, b); }
+static int64_t share_begin(const buffers *f, int b) {
+  return f->l->bucket[b].begin + dt_layout_mine(f->g, f->s, f->l, b) * dt_layout_share_len(f->l, b);
+}
 
 /* Offset of what the optimizer works on of p in a buffer of states: of all, or of shares. */
 static int64_t at_shares(const buffers *f, const dt_param *p) {
-  if (p->bucket < 0 || f->l->shards == 1) return p->flat;
-  if (!p->own_len) return f->l->bucket[p->bucket].begin / f->l->shards;
-  return f->l->bucket[p->bucket].begin / f->l->shards + p->flat + p->own_begin - share_begin(f->l, p->bucket, f->mine);
+  const dt_layout_bucket *b = &f->l->bucket[p->bucket];
+  return b->states + (p->own_len ? p->flat + p->own_begin - share_begin(f, p->bucket) : 0);
 }
 /* The same in the parameters' memory, and of the whole parameter where it is kept. */
 static int64_t at_parameters(const buffers *f, const dt_param *p) {
@@ -166,7 +167,7 @@ static int64_t at_parameters(const buffers *f, const dt_param *p) {
   if (p->bucket < 0) return l->stored - (l->total - p->flat);
   const dt_layout_bucket *b = &l->bucket[p->bucket];
   if (b->keep == DT_KEEP_WHOLE) return b->store + p->flat - b->begin + (p->own_len ? p->own_begin : 0);
-  return b->store + (p->own_len ? p->flat + p->own_begin - share_begin(l, p->bucket, f->mine) : 0);
+  return b->store + (p->own_len ? p->flat + p->own_begin - share_begin(f, p->bucket) : 0);
 }
 
 /* Is value v what the optimizer works on of parameter p, in some flat buffer? */
@@ -176,6 +177,10 @@ static bool in_slot(const dt_graph *g, dt_val v, const dt_param *p, const buffer
   switch (f->kind[x->root]) {
     case OF_PARAMETERS: return x->offset == at_parameters(f, p);
     case OF_SHARES: return x->offset == at_shares(f, p);
+    case OF_SUMS: {
+      const dt_layout_bucket *b = &f->l->bucket[p->bucket];
+      return x->offset == b->sums + p->flat + p->own_begin - b->begin;
+    }
     case OF_BUCKET: return x->offset == p->flat + p->own_begin - f->base[x->root];
   }
   return false;
@@ -289,7 +294,7 @@ static bool joins_gradients(const dt_graph *g, const dt_node *n) {
 
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e) {
   int np = g->param.n, nstate = 0, n0 = g->val.n, nown = 0;
-  buffers f = {.l = l, .mine = dt_layout_mine(g, s, l)};
+  buffers f = {.g = g, .s = s, .l = l};
   for (int i = 0; i < np; i++)
     if (g->param.p[i].nstate > nstate) nstate = g->param.p[i].nstate;
 
@@ -312,16 +317,13 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   int64_t *shift = dt_xalloc(sizeof(int64_t) * (size_t)(n0 + 1));
   for (int v = 0; v < n0; v++) to[v] = -1;
   g->phase = DT_PRE, g->file = NULL, g->line = 0, g->serves = -1;
-  int64_t gtotal = l->nbucket ? l->bucket[l->nbucket - 1].end : 0;
   dt_val fp = np ? flat_leaf(g, DT_OP_param, l->dtype, l->stored, "flat.parameters", DT_REG_PARAM) : -1;
   dt_val fs[8], fg = -1;
   for (int k = 0; k < nstate; k++)
-    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, gtotal / l->shards, dt_arena_printf(&g->mem, "flat.state%d", k),
-                      DT_REG_STATE);
+    fs[k] = flat_leaf(g, DT_OP_state, l->dtype, l->states, dt_arena_printf(&g->mem, "flat.state%d", k), DT_REG_STATE);
   bool grads = false; /* that sum up over the step in one flat buffer */
-  for (int i = 0; i < np; i++)
-    grads |= g->param.p[i].grad >= 0 && (g->plain_grad || !(s->every_micro || (s->zero >= 2 && l->shards > 1)));
-  if (grads) fg = flat_leaf(g, DT_OP_buffer, l->dtype, gtotal, "flat.gradients", DT_REG_GRAD);
+  for (int i = 0; i < np; i++) grads |= g->param.p[i].grad >= 0 && !l->bucket[g->param.p[i].bucket].each;
+  if (grads) fg = flat_leaf(g, DT_OP_buffer, l->dtype, l->sums, "flat.gradients", DT_REG_GRAD);
   for (int i = 0; i < np; i++) {
     const dt_param *p = &g->param.p[i];
     to[p->val] = fp, shift[p->val] = at_parameters(&f, p);
@@ -333,13 +335,15 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
     to[g->share.p[i].val] = fp, shift[g->share.p[i].val] = l->bucket[g->share.p[i].bucket].store;
   for (dt_nid i = 0; i < g->node.n; i++) { /* joined: a bucket's gradients, the shares of a bucket after the update */
     const dt_node *n = &g->node.p[i];
-    if (joins_gradients(g, n) && fg >= 0) to[n->out[0]] = fg, shift[n->out[0]] = n->attr[0].i;
+    if (n->op == DT_OP_pack && joins_gradients(g, n)) {
+      int b = dt_layout_bucket_of(l, n->attr[0].i);
+      if (!l->bucket[b].each) to[n->out[0]] = fg, shift[n->out[0]] = l->bucket[b].sums;
+    }
     if (n->op != DT_OP_all_gather || dt_node_of(g, n->in[0])->op != DT_OP_pack) continue;
     const dt_node *p = dt_node_of(g, n->in[0]);
-    int b = 0;
-    while (p->attr[0].i >= l->bucket[b].end) b++;
+    int b = dt_layout_bucket_of(l, p->attr[0].i);
     to[n->out[0]] = fp, shift[n->out[0]] = l->bucket[b].store;
-    to[p->out[0]] = fp, shift[p->out[0]] = l->bucket[b].store + f.mine * share_len(l, b);
+    to[p->out[0]] = fp, shift[p->out[0]] = l->bucket[b].store + share_begin(&f, b) - l->bucket[b].begin;
   }
   for (int v = 0; v < n0; v++) {
     dt_val r = g->val.p[v].root;
@@ -350,17 +354,17 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
 
   /* contributions */
   dt_val *joined = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1)); /* a bucket's gradients of one microbatch */
-  for (int b = 0, j = 0; b < g->node.n && fg < 0; b++) {
-    const dt_node *n = &g->node.p[b];
-    if (!joins_gradients(g, n)) continue;
-    for (j = 0; l->bucket[j].begin != n->attr[0].i;) j++;
-    joined[j] = n->out[0];
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (joins_gradients(g, n)) joined[dt_layout_bucket_of(l, n->attr[0].i)] = n->out[0];
   }
   for (int i = 0; i < np; i++) {
     dt_param *p = &g->param.p[i];
     if (p->grad < 0) continue;
-    if (fg >= 0) lower_accumulation(g, p, fg, p->flat, false, nuse);
-    else lower_accumulation(g, p, joined[p->bucket], p->flat - l->bucket[p->bucket].begin, true, nuse);
+    const dt_layout_bucket *b = &l->bucket[p->bucket];
+    int64_t at = p->flat - b->begin;
+    if (b->each) lower_accumulation(g, p, joined[p->bucket], at, true, nuse);
+    else lower_accumulation(g, p, fg, b->sums + at, false, nuse);
   }
   free(joined);
   free(nuse);
@@ -374,9 +378,9 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   for (int b = 0; b < g->bucket.n; b++) {
     const dt_bucket *k = &g->bucket.p[b];
     const dt_value *x = &g->val.p[k->flat];
-    bool part = l->shards > 1 && dt_numel(&x->t) < k->end - k->begin;
-    f.kind[x->root] = OF_BUCKET;
-    f.base[x->root] = (part ? share_begin(l, k->number, f.mine) : k->begin) - x->offset;
+    bool part = dt_numel(&x->t) < k->end - k->begin;
+    f.kind[x->root] = x->root == fg ? OF_SUMS : OF_BUCKET;
+    f.base[x->root] = (part ? share_begin(&f, k->number) : k->begin) - x->offset;
   }
   merge_updates(g, order, nown, &f);
   free(f.kind), free(f.base);

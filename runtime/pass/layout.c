@@ -1,27 +1,54 @@
 /* The flat layout: parameters, gradients and optimizer states in one order, each tensor aligned to 64 elements, cut into buckets whose
- * ends are padded to a multiple of the data axis, so that each rank can own an equal share of every bucket.
+ * ends are padded so that each rank can own an equal share of every bucket.
  *
  * A bucket holds parameters of one class: the same axes to reduce over, kept the same way. Invariant: a layout depends on the graph, the
- * bucket sizes and the mesh only, so all ranks have the same. Called by the reduce pass; the plan keeps it for evaluation plans. */
+ * strategies' answers and the mesh only, so all ranks have the same. Called by the reduce pass; the plan keeps it for evaluation plans. */
 #include <stdlib.h>
 
 #include "pass.h"
 
 enum { ALIGN = 64 };
 
+/* What all parameters of a bucket have in common. */
+typedef struct class {
+  int chunk;  /* whose backward makes the gradients: dt_chunk_of */
+  bool wgt;   /* ... apart from input gradients */
+  int axes;   /* over which gradients are partial sums */
+  int shared; /* over which states are in shares */
+  int keep;   /* dt_keep */
+  bool each;
+} class;
 typedef struct slot {
-  int param, class, group;
+  int param, group;
+  class c;
   dt_nid ready; /* INT32_MAX: no gradient */
   int64_t numel;
+  int bucket; /* as the verb buckets says; -1: by size */
   bool alone; /* in its bucket: other stages, or other chunks of this rank, use it too */
 } slot;
 
+static int compare_classes(const class *a, const class *b) {
+  const int x[6] = {a->chunk, a->wgt, a->axes, a->shared, a->keep, a->each};
+  const int y[6] = {b->chunk, b->wgt, b->axes, b->shared, b->keep, b->each};
+  for (int i = 0; i < 6; i++)
+    if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
+  return 0;
+}
 static int by_ready(const void *a, const void *b) {
   const slot *x = a, *y = b;
   bool gone = x->ready == INT32_MAX;
   if (gone != (y->ready == INT32_MAX)) return gone ? 1 : -1;
-  if (x->class != y->class) return x->class < y->class ? -1 : 1;
+  int c = compare_classes(&x->c, &y->c);
+  if (c) return c;
   return x->ready != y->ready ? (x->ready < y->ready ? -1 : 1) : x->param - y->param;
+}
+static int by_time(const void *a, const void *b) {
+  const slot *x = a, *y = b;
+  return x->ready != y->ready ? (x->ready < y->ready ? -1 : 1) : x->param - y->param;
+}
+static int by_bucket(const void *a, const void *b) {
+  const slot *x = a, *y = b;
+  return x->bucket != y->bucket ? x->bucket - y->bucket : by_ready(a, b);
 }
 static int by_group(const void *a, const void *b) {
   const slot *x = a, *y = b;
@@ -61,55 +88,121 @@ static void mark_read(const dt_graph *g, bool *read) {
   }
 }
 
-static int keep_of(const dt_graph *g, const dt_spec *s, const dt_param *p, const bool *read) {
+static int keep_of(const dt_spec *s, const dt_param *p, const dt_keeping *k, const bool *read) {
   bool low = s->precision == DT_BF16 || s->precision == DT_F16;
-  if (s->zero == 3 && dt_numel(&g->val.p[p->val].t) >= s->resident) return DT_KEEP_USE;
+  if (!k->parameters) return DT_KEEP_WHOLE;
+  if (k->use) return DT_KEEP_USE;
   return low && p->compute >= 0 && !read[p->val] ? DT_KEEP_STEP : DT_KEEP_WHOLE;
 }
 
+static void position(const dt_param *p, char *where, size_t n) {
+  snprintf(where, n, "%s:%d", p->file ? p->file : "?", p->line);
+}
+
+/* What is known of a parameter before buckets are made. */
+static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, int dtype, slot *out, dt_err *e) {
+  const dt_param *p = &g->param.p[i];
+  const dt_type *t = &g->val.p[p->val].t;
+  char where[256];
+  position(p, where, sizeof where);
+  if (t->dtype != dtype || (t->dtype != DT_F32 && t->dtype != DT_F64))
+    return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name,
+                   dt_dtype_name(t->dtype));
+  dt_keeping keep = {0};
+  if (s->verbs.keep && !g->plain_grad) DT_TRY(s->verbs.keep(s->verbs.ctx, g, i, &keep, e));
+  bool wgt, both;
+  class c = {.chunk = dt_chunk_of(g, p, &wgt, &both), .axes = p->partial | dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)};
+  for (int a = 0; a < g->mesh.naxes; a++)
+    if (g->mesh.size[a] == 1) c.axes &= ~(1 << a), keep.states &= ~(1 << a);
+  c.wgt = wgt && g->split, c.shared = keep.states, c.each = keep.each;
+  c.keep = c.shared ? keep_of(s, p, &keep, read) : DT_KEEP_WHOLE;
+  if (g->chunks && c.each && (c.chunk == DT_CHUNK_SHARED || (both && g->split)))
+    return dt_fail(
+        e, DT_EUSER, NULL,
+        "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in each "
+        "microbatch; reduce it once a step (zero = 1 does), or take a schedule that does not split backward",
+        p->name);
+  *out = (slot){.param = i,
+                .group = p->group,
+                .c = c,
+                .ready = INT32_MAX,
+                .numel = dt_numel(t),
+                .bucket = -1,
+                .alone = p->stages || c.chunk == DT_CHUNK_SHARED};
+  if (p->grad < 0) return DT_OK;
+  const dt_node *a = dt_node_of(g, p->grad);
+  out->ready = 0;
+  for (int k = 0; k < a->nin; k++)
+    if (g->val.p[a->in[k]].node > out->ready) out->ready = g->val.p[a->in[k]].node;
+  if (s->verbs.by_registration) out->ready = i;
+  return DT_OK;
+}
+
+/* Asks the verb buckets, and checks that what it puts together can travel together. Afterwards the slots are in the order of buckets. */
+static dt_status ask_buckets(dt_graph *g, const dt_spec *s, slot *sl, int n, dt_err *e) {
+  dt_ready *list = dt_xalloc(sizeof *list * (size_t)(n + 1));
+  int m = 0;
+  qsort(sl, (size_t)n, sizeof *sl, by_time); /* those without a gradient come last */
+  for (int i = 0; i < n && sl[i].ready != INT32_MAX; i++) {
+    const dt_type *t = &g->val.p[g->param.p[sl[i].param].val].t;
+    list[m++] = (dt_ready){sl[i].param, dt_nbytes(t), -1};
+  }
+  dt_status st = s->verbs.buckets(s->verbs.ctx, g, list, m, e);
+  for (int i = 0; i < m && !st; i++) sl[i].bucket = list[i].bucket;
+  free(list);
+  DT_TRY(st);
+  bool own = m && sl[0].bucket >= 0;
+  if (own) qsort(sl, (size_t)m, sizeof *sl, by_bucket);
+  else qsort(sl, (size_t)n, sizeof *sl, by_ready);
+  for (int i = 1; i < m && own; i++) {
+    const slot *a = &sl[i - 1], *b = &sl[i];
+    if (a->bucket != b->bucket || (!compare_classes(&a->c, &b->c) && !a->alone && !b->alone)) continue;
+    return dt_fail(e, DT_EUSER, NULL,
+                   "buckets: %s and %s cannot travel together: they are partial sums over different axes, are kept "
+                   "differently, or belong to different stages; put them into two buckets",
+                   g->param.p[a->param].name, g->param.p[b->param].name);
+  }
+  return DT_OK;
+}
+
+/* The slots i.. that make the next bucket, or all that get no gradient; returns where it ends. */
+static int bucket_end(const slot *sl, int n, int i, int64_t limit) {
+  bool grads = sl[i].ready != INT32_MAX;
+  int64_t size = 0;
+  int j = i;
+  for (; j < n && (sl[j].ready != INT32_MAX) == grads; j++) {
+    if (grads && j > i) {
+      if (sl[i].bucket >= 0
+              ? sl[j].bucket != sl[i].bucket
+              : compare_classes(&sl[j].c, &sl[i].c) || size + sl[j].numel > limit || sl[j].alone || sl[i].alone)
+        break;
+    }
+    size += round_up(sl[j].numel, ALIGN);
+  }
+  return j;
+}
+
 static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
-  int np = g->param.n, samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), ranks = dt_mesh_count(&g->mesh, samples);
-  int dtype = np ? g->val.p[g->param.p[0].val].t.dtype : DT_F32;
+  int np = g->param.n, dtype = np ? g->val.p[g->param.p[0].val].t.dtype : DT_F32;
   slot *sl = dt_xalloc(sizeof(slot) * (size_t)(np + 1));
   bool *read = dt_xalloc((size_t)g->val.n + 1);
   mark_read(g, read);
-  l->shards = s->zero && !g->plain_grad ? ranks : 1;
-  for (int i = 0; i < np; i++) {
-    const dt_param *p = &g->param.p[i];
-    const dt_type *t = &g->val.p[p->val].t;
-    if (t->dtype != dtype || (t->dtype != DT_F32 && t->dtype != DT_F64)) {
-      char where[256];
-      snprintf(where, sizeof where, "%s:%d", p->file ? p->file : "?", p->line);
-      free(sl), free(read);
-      return dt_fail(e, DT_EUSER, where, "parameter %s is %s; parameters are all f32 or all f64", p->name,
-                     dt_dtype_name(t->dtype));
-    }
-    int axes = p->partial | samples, keep = l->shards > 1 ? keep_of(g, s, p, read) : DT_KEEP_WHOLE;
-    for (int a = 0; a < g->mesh.naxes; a++)
-      if (g->mesh.size[a] == 1) axes &= ~(1 << a);
-    bool wgt, both, every = s->every_micro || (s->zero >= 2 && l->shards > 1);
-    int chunk = dt_chunk_of(g, p, &wgt, &both);
-    if (g->chunks && every && (chunk == DT_CHUNK_SHARED || (both && g->split))) {
-      free(sl), free(read);
-      return dt_fail(
-          e, DT_EUSER, NULL,
-          "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in "
-          "each microbatch; zero = 1 works, or a schedule that does not split backward",
-          p->name);
-    }
-    sl[i] = (slot){i,           ((chunk + 4) << 1 | (wgt && g->split)) << 10 | axes << 2 | keep,
-                   p->group,    INT32_MAX,
-                   dt_numel(t), p->stages || chunk == DT_CHUNK_SHARED};
-    if (p->grad < 0) continue;
-    const dt_node *a = dt_node_of(g, p->grad);
-    sl[i].ready = 0;
-    for (int k = 0; k < a->nin; k++)
-      if (g->val.p[a->in[k]].node > sl[i].ready) sl[i].ready = g->val.p[a->in[k]].node;
-    if (s->by_registration) sl[i].ready = i;
-  }
+  dt_status st = DT_OK;
+  for (int i = 0; i < np && !st; i++) st = look(g, s, i, read, dtype, &sl[i], e);
   free(read);
-  qsort(sl, (size_t)np, sizeof *sl, by_ready);
-  int64_t pad = (int64_t)ALIGN * ranks, esize = (int64_t)dt_dtype_size(dtype), at = 0;
+  if (!st && s->verbs.buckets && !g->plain_grad) st = ask_buckets(g, s, sl, np, e);
+  else if (!st) qsort(sl, (size_t)np, sizeof *sl, by_ready);
+  if (st) {
+    free(sl);
+    return st;
+  }
+  int64_t esize = (int64_t)dt_dtype_size(dtype), at = 0;
+  /* a bucket ends at a multiple of what all of the sample axes' ranks could share, so that layouts of one mesh look alike */
+  int64_t pad = (int64_t)ALIGN * dt_mesh_count(&g->mesh, dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES));
+  for (int i = 0; i < np; i++) {
+    int64_t shares = dt_mesh_count(&g->mesh, sl[i].c.shared);
+    if (pad % (ALIGN * shares)) pad *= shares;
+  }
   l->n = np;
   l->dtype = dtype;
   l->name = dt_xalloc(sizeof(char *) * (size_t)(np + 1));
@@ -118,12 +211,8 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   l->bucket = dt_xalloc(sizeof(dt_layout_bucket) * (size_t)(np + 1));
   for (int i = 0, j; i < np; i = j) {
     bool grads = sl[i].ready != INT32_MAX;
-    int64_t limit = (l->nbucket ? s->bucket_bytes : s->first_bucket_bytes) / esize, size = 0, begin = at;
-    for (j = i; j < np && (sl[j].ready != INT32_MAX) == grads; j++) {
-      if (grads && j > i && (sl[j].class != sl[i].class || size + sl[j].numel > limit || sl[j].alone || sl[i].alone))
-        break;
-      size += round_up(sl[j].numel, ALIGN);
-    }
+    int64_t begin = at;
+    j = bucket_end(sl, np, i, (l->nbucket ? s->verbs.bucket_bytes : s->verbs.first_bucket_bytes) / esize);
     qsort(sl + i, (size_t)(j - i), sizeof *sl, by_group);
     for (int k = i; k < j; k++) {
       const dt_param *p = &g->param.p[sl[k].param];
@@ -137,9 +226,22 @@ static dt_status make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
       l->stored += at - begin;
       continue;
     }
-    int keep = sl[i].class & 3;
-    l->bucket[l->nbucket++] = (dt_layout_bucket){begin, at, sl[i].class >> 2 & 0xff, keep, l->stored};
-    l->stored += keep == DT_KEEP_WHOLE ? at - begin : (at - begin) / l->shards;
+    const class *c = &sl[i].c;
+    int shares = dt_mesh_count(&g->mesh, c->shared);
+    l->bucket[l->nbucket++] = (dt_layout_bucket){.begin = begin,
+                                                 .end = at,
+                                                 .axes = c->axes,
+                                                 .shared = c->shared,
+                                                 .shares = shares,
+                                                 .keep = c->keep,
+                                                 .each = c->each,
+                                                 .store = l->stored,
+                                                 .states = l->states,
+                                                 .sums = l->sums};
+    l->shared |= shares > 1;
+    l->stored += c->keep == DT_KEEP_WHOLE ? at - begin : (at - begin) / shares;
+    l->states += (at - begin) / shares;
+    l->sums += c->each ? 0 : at - begin;
   }
   l->total = at;
   free(sl);
@@ -159,43 +261,66 @@ static void copy_of(const dt_layout *from, dt_layout *to) {
   memcpy(to->bucket, from->bucket, sizeof(dt_layout_bucket) * (size_t)from->nbucket);
 }
 
-int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l) {
-  return l->shards > 1 ? dt_mesh_among(&g->mesh, s->rank, dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)) : 0;
+int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l, int bucket) {
+  return bucket < 0 ? 0 : dt_mesh_among(&g->mesh, s->rank, l->bucket[bucket].shared);
+}
+
+int64_t dt_layout_share_len(const dt_layout *l, int bucket) {
+  return (l->bucket[bucket].end - l->bucket[bucket].begin) / l->bucket[bucket].shares;
 }
 
 void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int64_t numel, int64_t *begin,
                      int64_t *len) {
   *begin = 0, *len = numel;
-  if (bucket < 0 || l->shards == 1) return;
-  const dt_layout_bucket *b = &l->bucket[bucket];
-  int64_t share = (b->end - b->begin) / l->shards, lo = b->begin + part * share, hi = lo + share;
+  if (bucket < 0 || l->bucket[bucket].shares == 1) return;
+  int64_t share = dt_layout_share_len(l, bucket), lo = l->bucket[bucket].begin + part * share, hi = lo + share;
   if (lo < flat) lo = flat;
   if (hi > flat + numel) hi = flat + numel;
   *begin = lo < hi ? lo - flat : 0;
   *len = lo < hi ? hi - lo : 0;
 }
 
+int dt_layout_bucket_of(const dt_layout *l, int64_t at) {
+  int lo = 0, hi = l->nbucket;
+  while (lo < hi) {
+    int mid = (lo + hi) / 2;
+    if (l->bucket[mid].end > at) hi = mid;
+    else lo = mid + 1;
+  }
+  return lo < l->nbucket && l->bucket[lo].begin <= at ? lo : -1;
+}
+
+typedef struct named {
+  const char *name;
+  int k;
+} named;
+static int by_name(const void *a, const void *b) { return strcmp(((const named *)a)->name, ((const named *)b)->name); }
+
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   if (s->layout) copy_of(s->layout, l);
   else DT_TRY(make(g, s, l, e));
-  int mine = dt_layout_mine(g, s, l);
-  for (int i = 0; i < g->param.n; i++) {
+  named *list = dt_xalloc(sizeof *list * (size_t)(l->n + 1));
+  for (int k = 0; k < l->n; k++) list[k] = (named){l->name[k], k};
+  qsort(list, (size_t)l->n, sizeof *list, by_name);
+  dt_status st = DT_OK;
+  for (int i = 0; i < g->param.n && !st; i++) {
     dt_param *p = &g->param.p[i];
-    int k = 0;
-    while (k < l->n && strcmp(l->name[k], p->name)) k++;
-    if (k == l->n || !dt_type_eq(&l->type[k], &g->val.p[p->val].t))
-      return dt_fail(e, DT_EUSER, NULL,
-                     "parameter %s is not in the training plan, or has another shape there; the model must be the same "
-                     "in training and evaluation",
-                     p->name);
-    p->flat = l->flat[k];
-    p->full = l->type[k];
+    const named want = {p->name, 0}, *found = bsearch(&want, list, (size_t)l->n, sizeof *list, by_name);
+    if (!found || !dt_type_eq(&l->type[found->k], &g->val.p[p->val].t)) {
+      st = dt_fail(e, DT_EUSER, NULL,
+                   "parameter %s is not in the training plan, or has another shape there; the model must be the same "
+                   "in training and evaluation",
+                   p->name);
+      break;
+    }
+    p->flat = l->flat[found->k];
+    p->full = l->type[found->k];
     if (!p->is_cut) p->whole = p->full;
     p->own = -1;
-    p->bucket = -1;
-    for (int b = 0; b < l->nbucket && p->bucket < 0; b++)
-      if (p->flat < l->bucket[b].end) p->bucket = b;
-    dt_layout_share(l, p->bucket, mine, p->flat, dt_numel(&p->full), &p->own_begin, &p->own_len);
+    p->bucket = dt_layout_bucket_of(l, p->flat);
+    dt_layout_share(l, p->bucket, dt_layout_mine(g, s, l, p->bucket), p->flat, dt_numel(&p->full), &p->own_begin,
+                    &p->own_len);
   }
-  return DT_OK;
+  free(list);
+  return st;
 }

@@ -1,4 +1,4 @@
-/* Floor 5: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
+/* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
  * that dt_verify accepts. Rank is in the spec, never a global.
  *
  *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> reduce -> fuse -> bucket -> order -> memory -> plan
@@ -9,25 +9,53 @@
 #define DT_PASS_H
 #include "../ir/edit.h"
 
+/* How one parameter is kept, as the strategies' verb keep says. */
+typedef struct dt_keeping {
+  int states;      /* mesh axes (bits) over which its optimizer states are in shares; 0: every rank has all of them */
+  bool parameters; /* the parameter itself is in shares over the same axes */
+  bool use; /* ... and is gathered around each use; otherwise once a step, as far as a 16-bit copy serves all uses */
+  bool
+      each; /* the gradient is reduced after each microbatch (into the rank's share where there are shares), not once a step */
+} dt_keeping;
+/* A parameter that gets a gradient, as the verb buckets sees it. */
+typedef struct dt_ready {
+  int param;
+  int64_t bytes;
+  int bucket; /* answer: parameters of the same number travel together, lower numbers first; -1: by size */
+} dt_ready;
+/* What the strategies decide while a graph is compiled; each may be NULL, and then the default holds. They are called at the boundary
+ * of a pass and never inside of one. A failure has its message in *e. */
+typedef struct dt_verbs {
+  void *ctx;
+  /* how param is kept; *out is zero when called */
+  dt_status (*keep)(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e);
+  /* list: in the order in which backward finishes the gradients */
+  dt_status (*buckets)(void *ctx, const dt_graph *g, dt_ready *list, int n, dt_err *e);
+  /* traced: `in`, a vector that is a partial sum over `axes`, becomes *out: the sum, or this rank's share of it */
+  dt_status (*reduce)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  /* traced: a share, over `axes`, of a bucket's parameters becomes the whole bucket */
+  dt_status (*gather)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  int64_t bucket_bytes, first_bucket_bytes; /* without the verb buckets */
+  bool by_registration;                     /* ... in the parameters' order, not in that of their gradients */
+  int wire;                                 /* dtype in which gradients travel without the verb reduce */
+} dt_verbs;
+/* Whether ranks that have the same part of the model hold the same values. */
+typedef enum dt_replicas {
+  DT_REPLICAS_EQUAL,
+  DT_REPLICAS_DIFFER, /* each steps by itself; the verb reduce says what of the others it sees */
+  DT_REPLICAS_ALONE   /* they start from values of their own, too, and each sees every sample */
+} dt_replicas;
+
 typedef struct dt_spec {
   int rank;                     /* global rank that the plan is for; its coordinates on g->mesh follow */
   int threads;                  /* threads a rank: workspace sizes depend on it */
   bool train;                   /* has grad and update */
   int sequence;                 /* place: mesh axes (bits) that divide sequences where they don't divide layers */
   int precision;                /* DT_F32, DT_BF16, DT_F16: dtype of activations and compute copies */
-  int comm_dtype;               /* dtype that gradients travel in; DT_F32 or precision */
   double clip_norm, clip_value; /* 0 = none */
-  int64_t bucket_bytes, first_bucket_bytes;
-  bool by_registration;  /* buckets in the parameters' order, not in that of their gradients */
-  bool every_micro;      /* gradients are reduced after each microbatch, not once a step */
-  int zero;              /* ZeRO stage, 0 to 3, over the axes of samples */
-  int64_t resident;      /* zero = 3: parameters of fewer elements are kept whole */
-  bool apart;            /* replicas exchange no gradients: local steps */
-  bool independent;      /* ... nor anything else: each sees every sample */
-  const char *optimizer; /* its name, for messages */
-  /* The script's own way to reduce a bucket: `in`, a vector whose mean over the ranks of the axes of samples is the gradient, becomes *out. */
-  dt_status (*hook)(void *ctx, dt_graph *g, int bucket, dt_val in, dt_val *out, dt_err *e);
-  void *hook_ctx;
+  const char *optimizer;        /* its name, for messages */
+  dt_verbs verbs;               /* what the strategies decide */
+  dt_replicas replicas;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
   /* the mesh's axis of stages */
@@ -43,14 +71,21 @@ typedef struct dt_spec {
 /* How the parameters of a bucket are kept. */
 typedef enum dt_keep {
   DT_KEEP_WHOLE, /* on every rank */
-  DT_KEEP_STEP,  /* each rank its part; a copy in 16 bits is gathered once a step */
-  DT_KEEP_USE    /* each rank its part; gathered around each use */
+  DT_KEEP_STEP,  /* each rank its share; a copy in 16 bits is gathered once a step */
+  DT_KEEP_USE    /* each rank its share; gathered around each use */
 } dt_keep;
 typedef struct dt_layout_bucket {
-  int64_t begin, end; /* elements of the flat layout; a rank's part is an equal share, in rank order */
-  int axes;           /* mesh axes (bits) over which its gradients are partial sums */
-  int keep;           /* dt_keep */
-  int64_t store;      /* element of the parameters' memory where what is kept begins */
+  int64_t begin,
+      end;        /* elements of the flat layout; a rank's share is an equal part, in the order of ranks on `shared` */
+  int axes;       /* mesh axes (bits) over which its gradients are partial sums */
+  int shared;     /* mesh axes (bits) over which its optimizer states are in shares */
+  int shares;     /* ranks that differ on them: 1 when every rank has all */
+  int keep;       /* dt_keep of its parameters */
+  bool each;      /* its gradients are reduced in each microbatch, not once a step */
+  int wire;       /* dtype in which they travel by default */
+  int64_t store;  /* element of the parameters' memory where what is kept begins */
+  int64_t states; /* the same in the memory of each state */
+  int64_t sums;   /* the same in the memory where gradients add up over the step; with `each` it has none there */
 } dt_layout_bucket;
 
 /* Where each parameter lives in the flat buffers: made by the training plan, shared with evaluation and other microbatch sizes. */
@@ -61,10 +96,11 @@ typedef struct dt_layout {
   int64_t *flat; /* element offset in the flat layout */
   int64_t total; /* elements, padded */
   int dtype;     /* of all parameters: DT_F32 or DT_F64 */
-  int shards;    /* ranks that share the states (and more): the data axis under ZeRO, else 1 */
+  bool shared;   /* some bucket is in shares */
   int nbucket;
   dt_layout_bucket *bucket; /* [nbucket]; what lies behind the last has no gradient and is kept whole */
   int64_t stored;           /* elements of the parameters' memory */
+  int64_t states, sums;     /* elements of the memory of each state, and of the gradients' sums */
   int ncut;                 /* where stages 1, 2, ... begin: at the nth reader of a parameter */
   char **cut;
   int *cut_nth;
@@ -77,7 +113,10 @@ enum { DT_CHUNK_SHARED = -3 };
 int dt_chunk_of(const dt_graph *g, const dt_param *p, bool *wgt, bool *both);
 /* Makes g's layout, or copies the one that s names, and tells each parameter its place: flat, bucket, full, own_begin, own_len. */
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
-int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l); /* which share is this rank's */
+int dt_layout_mine(const dt_graph *g, const dt_spec *s, const dt_layout *l,
+                   int bucket);                          /* which share is this rank's */
+int dt_layout_bucket_of(const dt_layout *l, int64_t at); /* which holds this element of the flat layout; -1: none */
+int64_t dt_layout_share_len(const dt_layout *l, int bucket);
 /* Elements [begin, begin + len) of the tensor at `flat` of `numel` elements that share `part` of its bucket holds. */
 void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int64_t numel, int64_t *begin,
                      int64_t *len);
@@ -100,6 +139,11 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
 /* slot: [g->chunks] bytes of what a microbatch keeps from forward to backward, in region DT_REG_ACT; bytes leaves it out */
 dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
                          dt_err *e);
+
+/* The verifier of what the memory pass wrote (memory_check.c): values that live together do not overlap, all lie inside of their regions (of
+ * bytes, or a chunk's slot; workspace is the part of DT_REG_TEMP that kernels use), views inside of their roots. */
+dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64_t workspace, const int64_t *slot,
+                          dt_err *e);
 
 /* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
  * DT_DUMP names ("all" = every one) on stderr. */

@@ -1,8 +1,8 @@
 /* reduce: what gradients do between backward and the optimizer, before fusion, so that casts and hooks become fused programs.
  *
- * For each bucket of the layout: its gradients are joined (`pack`), cast or given to the script's hook, and reduced over the axes on which they
- * are partial sums. Under ZeRO (Rajbhandari et al. 2020) a rank keeps its share of every bucket: the reduction scatters, the optimizer's
- * nodes work on the share of each parameter (shard.c), and parameters are gathered: after the update, once a step, or around each use.
+ * For each bucket of the layout: its gradients are joined (`pack`), cast or given to the verb reduce, and reduced over the axes on which they
+ * are partial sums. Where a rank keeps its share of a bucket (Rajbhandari et al. 2020) the reduction scatters, the optimizer's nodes work on
+ * the share of each parameter (shard.c), and parameters are gathered: after the update, once a step, or around each use.
  *
  * Invariant: the graph has the same nodes on every rank of an axis; only sizes that depend on a rank's share differ (0 where it has
  * nothing), and nodes of such sizes bear DT_NODE_OWN. */
@@ -61,7 +61,7 @@ static void shard_parameters(work *w) {
   for (int i = 0; i < w->np; i++) {
     dt_param *p = &g->param.p[i];
     w->whole[i] = p->val;
-    if (w->l->shards == 1 || p->bucket < 0) continue;
+    if (p->bucket < 0 || w->l->bucket[p->bucket].shares == 1) continue;
     dt_type t = dt_type_make(p->full.dtype, 1, &p->own_len);
     g->phase = DT_PRE, g->file = p->file, g->line = p->line, g->serves = -1;
     dt_val own = dt_leaf(g, DT_OP_param, &t, p->name);
@@ -92,18 +92,78 @@ static dt_val without_gaps(work *w, int b, dt_val v) {
   return r;
 }
 
-static dt_status reduce_bucket(work *w, int b, dt_err *e) {
+static int64_t share_offset(const work *w, int b) {
+  return dt_layout_mine(w->g, w->s, w->l, b) * dt_layout_share_len(w->l, b);
+}
+
+/* By default: over the axes of the shares each rank gets its part of the sum, over the others all get it. */
+static dt_val reduce_plainly(work *w, int b, dt_val v, int axes) {
   dt_graph *g = w->g;
   const dt_layout_bucket *k = &w->l->bucket[b];
-  int64_t len = k->end - k->begin, share = len / w->l->shards;
-  DT_VEC(dt_val) in = {0};
-  for (int i = 0; i < w->np; i++)
-    if (g->param.p[i].grad >= 0 && g->param.p[i].bucket == b) dt_vec_push(&in, g->param.p[i].grad);
-  if (!in.n) return DT_OK;
+  int low = w->s->verbs.wire;
+  if (w->l->dtype == DT_F32 && (low == DT_BF16 || low == DT_F16)) {
+    v = dt_cast(g, v, low);
+    g->val.p[v].region = DT_REG_COMM;
+    dt_node_of(g, v)->reason = "gradients travel in 16 bits";
+  }
+  if (k->shares > 1) {
+    const char *why = dt_arena_printf(
+        &g->mem, "gradients of bucket %d: partial sums over %s become whole, each rank keeps its share", b,
+        dt_reduce_axes(g, k->shared));
+    dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, k->shared, RED_SUM, why);
+    alias(g, r, v, share_offset(w, b));
+    v = r;
+    axes &= ~k->shared;
+  }
+  if (axes) {
+    const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
+                                      dt_reduce_axes(g, axes));
+    dt_val r = dt_reduce_comm(g, DT_OP_all_reduce, v, axes, RED_SUM, why);
+    alias(g, r, v, 0);
+    v = r;
+  }
+  return v;
+}
+
+/* By the verb: what it does not see, partial sums over axes that have the same samples, is reduced before. */
+static dt_status reduce_by_verb(work *w, int b, dt_val *v, dt_err *e) {
+  dt_graph *g = w->g;
+  const dt_layout_bucket *k = &w->l->bucket[b];
+  int64_t len = k->end - k->begin, share = dt_layout_share_len(w->l, b);
+  const dt_phase when = g->phase;
+  const int16_t chunk = g->chunk;
+  const dt_val packed = *v;
+  const dt_nid before = g->node.n;
+  if (k->each) *v = without_gaps(w, b, *v);
+  if (k->axes & ~w->samples) {
+    const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
+                                      dt_reduce_axes(g, k->axes & ~w->samples));
+    *v = dt_reduce_comm(g, DT_OP_all_reduce, *v, k->axes & ~w->samples, RED_SUM, why);
+  }
   dt_nid first = g->node.n;
-  dt_attr a[DT_MAX_ATTR] = {0};
-  a[0].i = k->begin, a[1].i = k->end;
-  /* with the last segment that adds to it; where several chunks of a pipeline do, in the update */
+  dt_val out = -1;
+  DT_TRY(w->s->verbs.reduce(w->s->verbs.ctx, g, b, w->samples, *v, &out, e));
+  if (out < 0) { /* it has no opinion: as if it had not been asked */
+    for (dt_nid i = before; i < g->node.n; i++) g->node.p[i].flags |= DT_NODE_DEAD;
+    g->phase = when, g->file = NULL, g->line = 0, g->serves = -1, g->chunk = chunk;
+    *v = reduce_plainly(w, b, packed, k->axes);
+    return DT_OK;
+  }
+  for (dt_nid i = first; i < g->node.n; i++)
+    if (dt_op(g->node.p[i].op)->flags & OP_COMM && !g->node.p[i].reason)
+      g->node.p[i].reason = dt_arena_printf(&g->mem, "gradients of bucket %d: the script's hook", b);
+  g->phase = when, g->file = NULL, g->line = 0, g->serves = -1, g->chunk = chunk;
+  *v = dt_cast(g, out, w->l->dtype);
+  if (k->shares > 1 && dt_numel(dt_type_of(g, *v)) == len) {
+    *v = dt_reduce_slice(g, *v, share_offset(w, b), share);
+    dt_node_of(g, *v)->flags |= DT_NODE_OWN;
+  }
+  return DT_OK;
+}
+
+/* With the last segment that adds to the bucket; where several chunks of a pipeline do, in the update. Sets the phase and chunk of new nodes. */
+static dt_phase time_of(work *w, int b) {
+  dt_graph *g = w->g;
   int chunk = -1;
   bool wgt = false;
   for (int i = 0; i < w->np; i++) {
@@ -112,71 +172,51 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
     chunk = dt_chunk_of(g, &g->param.p[i], &one, &both);
     wgt |= one && g->split;
   }
-  dt_phase when = chunk == DT_CHUNK_SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD;
-  g->phase = when, g->file = NULL, g->line = 0, g->serves = -1;
+  g->phase = chunk == DT_CHUNK_SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD, g->file = NULL, g->line = 0, g->serves = -1;
   g->chunk = (int16_t)(chunk < 0 || !g->chunks ? -1 : chunk);
+  return g->phase;
+}
+
+/* Reduced in each microbatch, a bucket's gradient adds up in memory of its own. */
+static dt_val add_up(work *w, int b, dt_val v) {
+  dt_graph *g = w->g;
+  int dtype = w->l->dtype;
+  int64_t n = dt_numel(dt_type_of(g, v));
+  const dt_phase when = g->phase;
+  const int16_t chunk = g->chunk;
+  dt_val acc = vector(g, DT_OP_buffer, dtype, n, dt_arena_printf(&g->mem, "gradients.%d", b), DT_REG_GRAD);
+  g->phase = DT_PRE, g->chunk = -1;
+  dt_val zero = dt_b2(g, DT_OP_assign, acc, dt_full(g, 0, dtype, 1, &n));
+  dt_node_of(g, zero)->reason = "gradients start at zero";
+  g->phase = when, g->chunk = chunk;
+  dt_nid add = g->node.n;
+  v = dt_b2(g, DT_OP_assign, acc, dt_b2(g, DT_OP_add, zero, dt_cast(g, v, dtype)));
+  for (dt_nid i = add; i < g->node.n; i++) g->node.p[i].reason = "adds a microbatch to the gradient";
+  return v;
+}
+
+static dt_status reduce_bucket(work *w, int b, dt_err *e) {
+  dt_graph *g = w->g;
+  const dt_layout_bucket *k = &w->l->bucket[b];
+  DT_VEC(dt_val) in = {0};
+  for (int i = 0; i < w->np; i++)
+    if (g->param.p[i].grad >= 0 && g->param.p[i].bucket == b) dt_vec_push(&in, g->param.p[i].grad);
+  if (!in.n) return DT_OK;
+  dt_nid first = g->node.n;
+  dt_attr a[DT_MAX_ATTR] = {{.i = k->begin}, {.i = k->end}};
+  dt_phase when = time_of(w, b);
   dt_val v = dt_bn(g, DT_OP_pack, in.p, in.n, a);
   dt_vec_free(&in);
-  if (w->each) g->val.p[v].region = DT_REG_COMM;
-  int dtype = w->l->dtype, low = w->s->comm_dtype;
-  int hooked = w->hooked || w->s->apart ? w->samples : 0;
-  if (w->hooked) {
-    if (w->each) v = without_gaps(w, b, v);
-    v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, w->ranks, dtype));
-    dt_val out = -1;
-    DT_TRY(w->s->hook(w->s->hook_ctx, g, b, v, &out, e));
-    for (dt_nid i = first; i < g->node.n; i++)
-      if (dt_op(g->node.p[i].op)->flags & OP_COMM)
-        g->node.p[i].reason = dt_arena_printf(&g->mem, "gradients of bucket %d: the script's hook", b);
-    g->phase = when, g->file = NULL, g->line = 0, g->serves = -1;
-    v = dt_cast(g, out, dtype);
-    if (w->l->shards > 1) v = dt_reduce_slice(g, v, w->mine * share, share);
-    if (w->l->shards > 1) dt_node_of(g, v)->flags |= DT_NODE_OWN;
-  }
-  if (k->axes & ~hooked) {
-    if (!hooked && dtype == DT_F32 && (low == DT_BF16 || low == DT_F16)) {
-      v = dt_cast(g, v, low);
-      g->val.p[v].region = DT_REG_COMM;
-      dt_node_of(g, v)->reason = "gradients travel in 16 bits";
-    }
-    int axes = k->axes & ~hooked;
-    if (w->l->shards > 1 && !hooked) {
-      const char *why = dt_arena_printf(
-          &g->mem, "gradients of bucket %d: partial sums over %s become whole, each rank keeps its share", b,
-          dt_reduce_axes(g, w->samples));
-      dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, w->samples, RED_SUM, why);
-      alias(g, r, v, w->mine * share);
-      v = r;
-      axes &= ~w->samples;
-    }
-    if (axes) {
-      const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
-                                        dt_reduce_axes(g, axes));
-      dt_val r = dt_reduce_comm(g, DT_OP_all_reduce, v, axes, RED_SUM, why);
-      if (!hooked) alias(g, r, v, 0);
-      v = r;
-    }
-    for (int x = 0; x < g->mesh.naxes; x++) g->val.p[v].place[x].kind = DT_R;
-  }
-  if (w->each) {
-    int64_t n = dt_numel(dt_type_of(g, v));
-    const char *name = dt_arena_printf(&g->mem, "gradients.%d", b);
-    dt_val acc = vector(g, DT_OP_buffer, dtype, n, name, DT_REG_GRAD);
-    g->phase = DT_PRE;
-    int16_t of = g->chunk;
-    g->chunk = -1;
-    dt_val zero = dt_b2(g, DT_OP_assign, acc, dt_full(g, 0, dtype, 1, &n));
-    g->chunk = of;
-    dt_node_of(g, zero)->reason = "gradients start at zero";
-    g->phase = when;
-    dt_nid add = g->node.n;
-    v = dt_b2(g, DT_OP_assign, acc, dt_b2(g, DT_OP_add, zero, dt_cast(g, v, dtype)));
-    for (dt_nid i = add; i < g->node.n; i++) g->node.p[i].reason = "adds a microbatch to the gradient";
-  }
+  if (k->each) g->val.p[v].region = DT_REG_COMM;
+  if (w->s->verbs.reduce && k->axes & w->samples) DT_TRY(reduce_by_verb(w, b, &v, e));
+  else if (k->axes) v = reduce_plainly(w, b, v, k->axes);
+  for (int x = 0; x < g->mesh.naxes; x++)
+    if (k->axes >> x & 1) g->val.p[v].place[x].kind = DT_R;
+  if (k->each) v = add_up(w, b, v);
   for (dt_nid i = first; i < g->node.n; i++)
     if (g->node.p[i].phase == when && when != DT_UPD && !(dt_op(g->node.p[i].op)->flags & OP_LEAF))
-      g->node.p[i].flags |= w->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
-  if (!k->axes && !w->each) g->node.p[first].flags &= (uint8_t)~DT_NODE_LAST_MICRO;
+      g->node.p[i].flags |= k->each ? DT_NODE_WIRE : DT_NODE_LAST_MICRO;
+  if (!k->axes && !k->each) g->node.p[first].flags &= (uint8_t)~DT_NODE_LAST_MICRO;
   g->chunk = -1;
   w->flat[b] = v;
   return DT_OK;
@@ -204,7 +244,6 @@ static void tie_stages(work *w) {
 static void offer_bucket(work *w, int b) {
   dt_graph *g = w->g;
   const dt_layout_bucket *k = &w->l->bucket[b];
-  int64_t share = (k->end - k->begin) / w->l->shards;
   dt_val v = w->flat[b];
   if (v < 0) return;
   dt_vec_push(&g->bucket, ((dt_bucket){b, k->begin, k->end, v}));
@@ -215,7 +254,7 @@ static void offer_bucket(work *w, int b) {
     if (p->grad < 0 || p->bucket != b) continue;
     const dt_type t = p->full;
     bool own = p->own >= 0;
-    int64_t at = own ? p->flat + p->own_begin - k->begin - w->mine * share : p->flat - k->begin;
+    int64_t at = own ? p->flat + p->own_begin - k->begin - share_offset(w, b) : p->flat - k->begin;
     if (!p->own_len) at = 0;
     g->file = p->file, g->line = p->line;
     dt_nid from = g->node.n;
@@ -229,7 +268,8 @@ static void offer_bucket(work *w, int b) {
 
 /* Axes on which ranks hold different elements of a parameter's reduced gradient, the pipeline apart. */
 static int spread_of(const work *w, int i) {
-  int axes = w->l->shards > 1 ? w->samples : 0;
+  const dt_param *p = &w->g->param.p[i];
+  int axes = p->bucket >= 0 ? w->l->bucket[p->bucket].shared : 0;
   for (int a = 0; a < w->g->mesh.naxes; a++)
     if (w->g->val.p[w->whole[i]].place[a].kind == DT_S) axes |= 1 << a;
   return axes;
@@ -261,7 +301,9 @@ static void rewrite_norm(work *w) {
     done[axes] = 1;
     DT_VEC(dt_val) in = {0};
     for (int b = 0; b < g->bucket.n; b++) {
-      bool all = !w->each && !w->hooked; /* the whole range: what lies between parameters is zero */
+      const dt_layout_bucket *kb = &w->l->bucket[g->bucket.p[b].number];
+      /* the whole range, where what lies between parameters is zero */
+      bool all = !kb->each && !(w->s->verbs.reduce && kb->axes & w->samples);
       for (int k = 0; k < w->np; k++)
         if (g->param.p[k].grad >= 0 && g->param.p[k].bucket == g->bucket.p[b].number)
           all &= spread_of(w, k) == axes && g->param.p[k].counted;
@@ -276,8 +318,8 @@ static void rewrite_norm(work *w) {
       }
     }
     dt_attr none[DT_MAX_ATTR] = {0};
-    dt_val s = in.n ? dt_bn(g, DT_OP_sum_squares, in.p, in.n, none) : dt_scalar(g, 0, DT_F32);
-    if (in.n && w->l->shards > 1) dt_node_of(g, s)->flags |= DT_NODE_OWN;
+    dt_val s = in.n ? dt_bn(g, DT_OP_sum_squares, in.p, in.n, none) : dt_scalar(g, 0, DT_F64);
+    if (in.n && w->l->shared) dt_node_of(g, s)->flags |= DT_NODE_OWN;
     dt_vec_free(&in);
     if (axes)
       s = dt_reduce_comm(
@@ -290,10 +332,49 @@ static void rewrite_norm(work *w) {
   g->node.p[at].flags |= DT_NODE_DEAD;
 }
 
-/* After the update each rank has its share of a bucket: everyone gets the rest. */
-static void publish(work *w) {
+/* The whole bucket b from its shares: by an all-gather, or as the verb gather says. */
+static dt_status gather_share(work *w, int b, dt_val share, dt_val *whole, const char *why, dt_err *e) {
   dt_graph *g = w->g;
-  if (w->l->shards == 1) return;
+  const dt_layout_bucket *k = &w->l->bucket[b];
+  if (!w->s->verbs.gather) {
+    *whole = dt_reduce_comm(g, DT_OP_all_gather, share, k->shared, 0, why);
+    return DT_OK;
+  }
+  dt_nid first = g->node.n;
+  const dt_phase when = g->phase;
+  const int16_t chunk = g->chunk;
+  const char *file = g->file;
+  const int line = g->line;
+  DT_TRY(w->s->verbs.gather(w->s->verbs.ctx, g, b, k->shared, share, whole, e));
+  g->phase = when, g->chunk = chunk, g->file = file, g->line = line, g->serves = -1;
+  if (*whole < 0) *whole = dt_reduce_comm(g, DT_OP_all_gather, share, k->shared, 0, why);
+  *whole = dt_cast(g, *whole, dt_type_of(g, share)->dtype);
+  for (dt_nid i = first; i < g->node.n; i++)
+    if (dt_op(g->node.p[i].op)->flags & OP_COMM) g->node.p[i].reason = why;
+  return DT_OK;
+}
+
+static bool is_gather_of(const dt_graph *g, dt_val whole, dt_val share) {
+  const dt_node *n = &g->node.p[g->val.p[whole].node];
+  return n->op == DT_OP_all_gather && n->in[0] == share;
+}
+
+/* What the verb made of a bucket's shares becomes its parameters. */
+static void take_over(work *w, int b, dt_val whole) {
+  dt_graph *g = w->g;
+  for (int i = 0; i < w->np; i++) {
+    const dt_param *p = &g->param.p[i];
+    if (p->bucket != b) continue;
+    const dt_type full = p->full;
+    dt_val v = dt_reduce_slice(g, whole, p->flat - w->l->bucket[b].begin, dt_numel(&full));
+    dt_b2(g, DT_OP_assign, w->whole[i], dt_reshape(g, v, full.nd, full.dim));
+  }
+}
+
+/* After the update each rank has its share of a bucket: everyone gets the rest. */
+static dt_status publish(work *w, dt_err *e) {
+  dt_graph *g = w->g;
+  if (!w->l->shared) return DT_OK;
   int *bucket = dt_xalloc(sizeof(int) * (size_t)g->val.n); /* of the parameter whose share a value is; -1 */
   for (int v = 0; v < g->val.n; v++) bucket[v] = -1;
   for (int p = 0; p < w->np; p++)
@@ -304,22 +385,25 @@ static void publish(work *w) {
     if (n->op == DT_OP_assign && n->phase == DT_UPD && !(n->flags & DT_NODE_DEAD) && bucket[n->in[0]] >= 0)
       dt_vec_push(&in[bucket[n->in[0]]], n->out[0]);
   }
+  dt_status st = DT_OK;
   for (int b = 0; b < w->l->nbucket; b++) {
     const dt_layout_bucket *k = &w->l->bucket[b];
-    if (k->keep == DT_KEEP_WHOLE && in[b].n) {
-      int64_t share = (k->end - k->begin) / w->l->shards;
-      dt_attr a[DT_MAX_ATTR] = {0};
-      a[0].i = k->begin + w->mine * share, a[1].i = a[0].i + share;
+    if (k->keep == DT_KEEP_WHOLE && in[b].n && !st) {
+      dt_attr a[DT_MAX_ATTR] = {{.i = k->begin + share_offset(w, b)}};
+      a[1].i = a[0].i + dt_layout_share_len(w->l, b);
       g->phase = DT_UPD, g->file = NULL, g->line = 0;
       dt_val v = dt_bn(g, DT_OP_pack, in[b].p, in[b].n, a);
       dt_node_of(g, v)->flags |= DT_NODE_OWN;
-      dt_reduce_comm(
-          g, DT_OP_all_gather, v, w->samples, 0,
-          dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b));
+      dt_val whole;
+      st = gather_share(
+          w, b, v, &whole,
+          dt_arena_printf(&g->mem, "parameters of bucket %d: every rank gets the shares that others updated", b), e);
+      if (!st && !is_gather_of(g, whole, v)) take_over(w, b, whole);
     }
     dt_vec_free(&in[b]);
   }
   free(in), free(bucket);
+  return st;
 }
 
 /* ---- parameters that are kept in shares: gathered for forward and backward ---- */
@@ -332,8 +416,7 @@ typedef struct source {
 
 static dt_val share_of(work *w, source *src, int b, int low_dtype) {
   dt_graph *g = w->g;
-  const dt_layout_bucket *k = &w->l->bucket[b];
-  int64_t share = (k->end - k->begin) / w->l->shards;
+  int64_t share = dt_layout_share_len(w->l, b);
   source *q = &src[b];
   int16_t of = g->chunk;
   g->chunk = -1;
@@ -354,7 +437,7 @@ static dt_val share_of(work *w, source *src, int b, int low_dtype) {
 /* More gathers than this in between, and a bucket is dropped after its use and gathered again. */
 enum { STAY = 2 };
 
-static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, int *turn) {
+static dt_status gathered(work *w, source *src, int b, int low_dtype, int phase, int *turn, dt_val *out, dt_err *e) {
   dt_graph *g = w->g;
   const dt_layout_bucket *k = &w->l->bucket[b];
   source *q = &src[b];
@@ -363,7 +446,8 @@ static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, in
   int part = g->chunks ? phase + DT_UPD * g->chunk : 0;
   if (q->now[d] >= 0 && (step || (*turn - q->turn[d] <= STAY && q->part[d] == part))) {
     q->turn[d] = *turn;
-    return q->now[d];
+    *out = q->now[d];
+    return DT_OK;
   }
   dt_val v = share_of(w, src, b, low_dtype);
   q->part[d] = part;
@@ -373,18 +457,21 @@ static dt_val gathered(work *w, source *src, int b, int low_dtype, int phase, in
   const char *why = step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
                          : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,
                                            phase == DT_FWD ? "forward" : "backward");
-  dt_val r = dt_reduce_comm(g, DT_OP_all_gather, v, w->samples, 0, why);
-  if (step) alias(g, v, r, w->mine * ((k->end - k->begin) / w->l->shards)); /* the cast writes where it will lie */
-  else g->val.p[r].region = DT_REG_COMM, q->turn[d] = ++*turn;
+  dt_val r;
+  DT_TRY(gather_share(w, b, v, &r, why, e));
+  if (step && is_gather_of(g, r, v)) alias(g, v, r, share_offset(w, b)); /* the cast writes where it will lie */
+  if (!step) g->val.p[r].region = DT_REG_COMM, q->turn[d] = ++*turn;
   g->chunk = of;
-  return q->now[d] = r;
+  *out = q->now[d] = r;
+  return DT_OK;
 }
 
-static void gather_uses(work *w) {
+static dt_status gather_uses(work *w, dt_err *e) {
   dt_graph *g = w->g;
   bool any = false;
   for (int b = 0; b < w->l->nbucket; b++) any |= w->l->bucket[b].keep != DT_KEEP_WHOLE;
-  if (!any) return;
+  if (!any) return DT_OK;
+  dt_status st = DT_OK;
   source *src = dt_xalloc(sizeof(source) * (size_t)w->l->nbucket);
   for (int b = 0; b < w->l->nbucket; b++) src[b] = (source){-1, -1, {-1, -1}, {0, 0}, {0, 0}};
   /* value -> the kept-in-shares parameter that it is (a view of), its dtype 16 bits wide or not; its stand-in, and of which gather */
@@ -400,7 +487,7 @@ static void gather_uses(work *w) {
     w->gone[w->whole[i]] = true;
     if (p->compute >= 0) w->gone[p->compute] = true;
   }
-  for (dt_nid i = 0; i < w->nn; i++) {
+  for (dt_nid i = 0; i < w->nn && !st; i++) {
     dt_node n = g->node.p[i];
     if ((n.flags & DT_NODE_DEAD) || n.phase == DT_PRE || n.phase == DT_UPD || (dt_op(n.op)->flags & OP_LEAF)) continue;
     if (dt_op(n.op)->flags & OP_VIEW && of[n.in[0]] >= 0) { /* made anew, of what is gathered */
@@ -410,13 +497,14 @@ static void gather_uses(work *w) {
       }
       continue;
     }
-    for (int k = 0; k < n.nin; k++) {
-      dt_val v = n.in[k];
+    for (int k = 0; k < n.nin && !st; k++) {
+      dt_val v = n.in[k], r;
       if (v >= nv || of[v] < 0) continue;
-      const dt_param *p = &g->param.p[of[v]];
-      int b = p->bucket;
+      int b = g->param.p[of[v]].bucket;
       g->chunk = n.chunk;
-      dt_val r = gathered(w, src, b, low[v], n.phase, &turn);
+      st = gathered(w, src, b, low[v], n.phase, &turn, &r, e);
+      if (st) break;
+      const dt_param *p = &g->param.p[of[v]];
       DT_VEC(dt_val) chain = {0}; /* from v up to the parameter */
       for (dt_val u = v;; u = dt_node_of(g, u)->in[0]) {
         dt_vec_push(&chain, u);
@@ -452,6 +540,7 @@ static void gather_uses(work *w) {
     if (p->bucket >= 0 && w->l->bucket[p->bucket].keep != DT_KEEP_WHOLE) p->compute = -1;
   }
   free(src), free(of), free(low), free(stand), free(from);
+  return st;
 }
 
 /* Nodes that this pass added stand before their first user. */
@@ -505,11 +594,8 @@ static void bury(work *w) {
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   DT_TRY(dt_layout_make(g, s, l, e));
   work w = {.g = g, .s = s, .l = l, .np = g->param.n, .nv = g->val.n, .nn = g->node.n};
-  w.samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
-  w.ranks = dt_mesh_count(&g->mesh, w.samples);
-  w.mine = dt_layout_mine(g, s, l);
-  w.each = s->every_micro || (s->zero >= 2 && l->shards > 1);
-  w.hooked = s->hook && w.ranks > 1;
+  for (int a = 0; a < g->mesh.naxes; a++)
+    if (g->mesh.role[a] == DT_AXIS_SAMPLES && g->mesh.size[a] > 1) w.samples |= 1 << a;
   size_t np = (size_t)w.np + 1, nv = (size_t)w.nv + 1;
   w.whole = dt_xalloc(sizeof(dt_val) * np), w.grad = dt_xalloc(sizeof(dt_val) * np);
   w.piece = dt_xalloc(sizeof(dt_val) * np);
@@ -529,10 +615,10 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
       rewrite_norm(&w);
       st = dt_reduce_shard(&w, e);
     }
-    if (!st) publish(&w);
+    if (!st) st = publish(&w, e);
   }
+  if (!st) st = gather_uses(&w, e);
   if (!st) {
-    gather_uses(&w);
     bury(&w);
     settle(&w);
   }

@@ -11,10 +11,7 @@ typedef struct work {
   dt_graph *g;
   const dt_spec *s;
   const dt_layout *l;
-  int samples, ranks; /* the axes that divide samples, and how many ranks they have */
-  int mine;           /* which share is this rank's */
-  bool each;          /* gradients travel in every microbatch */
-  bool hooked;        /* the script reduces them over the axes of samples */
+  int samples; /* axes of samples (bits) with more than one rank */
   int np;
   int nv;        /* values of the graph as it came */
   dt_nid nn;     /* its nodes */
@@ -30,7 +27,7 @@ typedef struct work {
 dt_val dt_reduce_comm(dt_graph *g, int op, dt_val v, int axes, int red, const char *reason);
 dt_val dt_reduce_slice(dt_graph *g, dt_val v, int64_t begin, int64_t len);
 void dt_reduce_flags(dt_graph *g, dt_nid from, int flags); /* on nodes from `from` on */
-const char *dt_reduce_axes(dt_graph *g, int axes);         /* their names, for a message */
+const char *dt_reduce_axes(dt_graph *g, int axes);         /* their names, for messages */
 
 /* shard.c: the optimizer's nodes read reduced gradients, and work on shares where parameters are in shares */
 dt_status dt_reduce_shard(work *w, dt_err *e);

@@ -81,14 +81,15 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   bool whole = g->param.p[param].own >= 0;
   g->file = n.file, g->line = n.line, g->phase = DT_UPD, g->serves = -1;
   dt_nid from = g->node.n;
-  int axes = whole ? h->w->samples : 0;
+  int axes = whole ? h->w->l->bucket[g->param.p[param].bucket].shared : 0;
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->val.p[h->w->whole[param]].place[a].kind == DT_S) axes |= 1 << a;
   if (axes && !out.nd && (n.op == DT_OP_norm || n.op == DT_OP_sum || n.op == DT_OP_mean)) {
     if (h->late[n.in[0]])
-      return dt_fail(e, DT_EUSER, NULL,
-                     "the optimizer takes a %s of parameter %s that depends on another full reduction; set %s",
-                     dt_op(n.op)->name, g->param.p[param].name, whole ? "zero = 0" : "tensor = 1");
+      return dt_fail(
+          e, DT_EUSER, NULL,
+          "the optimizer takes a %s of parameter %s that depends on another full reduction; keep its states whole",
+          dt_op(n.op)->name, g->param.p[param].name);
     dt_val x = h->now[n.in[0]], p;
     int64_t one = 1;
     p = n.op == DT_OP_norm ? dt_bn(g, DT_OP_sum_squares, &x, 1, (dt_attr[DT_MAX_ATTR]){{0}})

@@ -23,7 +23,7 @@ static void address(const dt_graph *g, dt_val v, dt_view *w, dt_addr *a) {
 
 /* A communication that may still run: what it writes and reads. */
 typedef struct flight {
-  int ticket; /* 0: over */
+  int ticket;
   uint8_t flags, region;
   int64_t out[2], in[2]; /* bytes begin, end; the input's region is that of the output or in_region */
   uint8_t in_region;
@@ -75,83 +75,115 @@ static dt_instr wait_for(const flight *f, const dt_node *n, dt_nid i) {
                     .line = n->line};
 }
 
-static void lower(dt_plan *p) {
-  dt_graph *g = p->g;
-  int ticket = 0, samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), now = 0;
-  DT_VEC(flight) flying = {0};
-  for (dt_nid i = 0; i < g->node.n; i++) {
-    const dt_node *n = &g->node.p[i];
-    const dt_op_info *op = dt_op(n->op);
-    bool clear = n->op == DT_OP_pack && n->phase != DT_UPD && n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO);
-    if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
-        (n->op == DT_OP_pack && !clear))
-      continue;
-    int at = segment_of(g, n);
-    dt_segment *seg = &p->seg[at];
-    if (at != now) /* what a microbatch, or its part of a pipeline's schedule, starts it also ends */
-      for (int f = 0; f < flying.n; f++)
-        if (flying.p[f].ticket && !(flying.p[f].flags & DT_NODE_LAST_MICRO)) {
-          dt_vec_push(&p->seg[now].ins, wait_for(&flying.p[f], n, i));
-          flying.p[f].ticket = 0;
-        }
-    now = at;
-    dt_instr x = {.kind = clear ? DT_I_CLEAR : DT_I_KERNEL,
-                  .phase = n->phase,
-                  .flags = n->flags,
-                  .op = n->op,
-                  .node = i,
-                  .nin = clear ? 0 : n->nin,
-                  .nout = n->nout,
-                  .vm = n->vm,
-                  .acc = n->acc,
-                  .acc_first0 = n->acc_first0,
-                  .file = n->file,
-                  .line = n->line,
-                  .reason = n->reason};
-    memcpy(x.attr, n->attr, sizeof x.attr);
-    x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
-    x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));
-    for (int k = 0; k < x.nin; k++) {
-      address(g, n->in[k], &x.view[k], &x.addr[k]);
-      seg->reads |= dt_node_of(g, g->val.p[n->in[k]].root)->op == DT_OP_input;
-    }
-    for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[x.nin + o], &x.addr[x.nin + o]);
-    bool message = n->op == DT_OP_send || n->op == DT_OP_recv, comm = (op->flags & OP_COMM) && !message;
-    bool queued = comm && !(n->flags & DT_NODE_INLINE); /* after all that is queued already */
-    for (int f = 0; f < flying.n && !queued; f++) {
-      if (!flying.p[f].ticket || (!comm && !disturbs(g, &x, &flying.p[f]))) continue;
-      if (!comm) dt_vec_push(&seg->ins, wait_for(&flying.p[f], n, i)); /* else all is waited for */
-      flying.p[f].ticket = 0;
-    }
-    if (message) {
-      x.kind = n->op == DT_OP_send ? DT_I_SEND : DT_I_RECV;
-      x.group = dt_node_group(n);
-      x.lane = p->lane.n;
-      dt_vec_push(&p->lane, ((dt_lane){n->op == DT_OP_send, at, (int)n->attr[3].i, (int)n->attr[4].i, 2,
-                                       dt_nbytes(&x.view[0].t)}));
-    } else if (comm) {
-      x.kind = DT_I_COMM;
-      x.group = dt_node_group(n);
-      x.red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
-      x.count = dt_numel(&g->val.p[n->in[0]].t);
-      if (at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) && x.group.axes & samples)
-        p->lockstep = true;
-      if (queued) {
-        x.ticket = ++ticket;
-        dt_vec_push(&flying, flight_of(g, &x));
-      }
-    } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) {
-      p->flops_micro += dt_node_cost(g, i).flops;
-    }
-    dt_vec_push(&seg->ins, x);
+/* What lower keeps while it goes through the nodes. */
+typedef struct lowering {
+  dt_plan *p;
+  DT_VEC(flight) flying; /* those that are not over, in the order of their tickets */
+  int ticket, seg;       /* last of each */
+} lowering;
+
+/* Ends the flights that `ends` names, with a wait in segment seg unless seg is -1. */
+static void land(lowering *l, bool (*ends)(const lowering *l, const flight *f, const dt_instr *x), const dt_instr *x,
+                 int seg, const dt_node *n, dt_nid i) {
+  int kept = 0;
+  for (int f = 0; f < l->flying.n; f++) {
+    flight *q = &l->flying.p[f];
+    if (!ends(l, q, x)) l->flying.p[kept++] = *q;
+    else if (seg >= 0) dt_vec_push(&l->p->seg[seg].ins, wait_for(q, n, i));
   }
-  for (int f = 0; f < flying.n; f++) /* the step ends with nothing in flight */
-    if (flying.p[f].ticket && g->node.n) {
-      const dt_node *n = &g->node.p[g->node.n - 1];
-      bool once = flying.p[f].flags & DT_NODE_LAST_MICRO || now == DT_SEG_UPD;
-      dt_vec_push(&p->seg[once ? DT_SEG_UPD : now].ins, wait_for(&flying.p[f], n, g->node.n - 1));
-    }
-  dt_vec_free(&flying);
+  l->flying.n = kept;
+}
+static bool ends_with_segment(const lowering *l, const flight *f, const dt_instr *x) {
+  (void)l, (void)x;
+  return !(f->flags & DT_NODE_LAST_MICRO);
+}
+static bool ends_for(const lowering *l, const flight *f, const dt_instr *x) { return disturbs(l->p->g, x, f); }
+static bool ends_all(const lowering *l, const flight *f, const dt_instr *x) {
+  (void)l, (void)f, (void)x;
+  return true;
+}
+
+/* The instruction of node i as a kernel, with its views and addresses. clear: it only zeroes its output. */
+static dt_instr instr_of(dt_plan *p, dt_nid i, bool clear, dt_segment *seg) {
+  dt_graph *g = p->g;
+  const dt_node *n = &g->node.p[i];
+  dt_instr x = {.kind = clear ? DT_I_CLEAR : DT_I_KERNEL,
+                .phase = n->phase,
+                .flags = n->flags,
+                .op = n->op,
+                .node = i,
+                .nin = clear ? 0 : n->nin,
+                .nout = n->nout,
+                .vm = n->vm,
+                .acc = n->acc,
+                .acc_first0 = n->acc_first0,
+                .file = n->file,
+                .line = n->line,
+                .reason = n->reason};
+  memcpy(x.attr, n->attr, sizeof x.attr);
+  x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
+  x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));
+  for (int k = 0; k < x.nin; k++) {
+    address(g, n->in[k], &x.view[k], &x.addr[k]);
+    seg->reads |= dt_node_of(g, g->val.p[n->in[k]].root)->op == DT_OP_input;
+  }
+  for (int o = 0; o < n->nout; o++) address(g, n->out[o], &x.view[x.nin + o], &x.addr[x.nin + o]);
+  return x;
+}
+
+/* A collective: runs beside the computation unless nothing is left to overlap it (queued). */
+static void make_comm(lowering *l, dt_instr *x, const dt_node *n, int at, bool queued) {
+  dt_plan *p = l->p;
+  x->kind = DT_I_COMM;
+  x->group = dt_node_group(n);
+  x->red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
+  x->count = dt_numel(&p->g->val.p[n->in[0]].t);
+  p->lockstep |= at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) &&
+                 x->group.axes & dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES);
+  if (!queued) return;
+  x->ticket = ++l->ticket;
+  dt_vec_push(&l->flying, flight_of(p->g, x));
+}
+
+static void lower_node(lowering *l, dt_nid i) {
+  dt_plan *p = l->p;
+  dt_graph *g = p->g;
+  const dt_node *n = &g->node.p[i];
+  const dt_op_info *op = dt_op(n->op);
+  bool clear = n->op == DT_OP_pack && n->phase != DT_UPD && n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO);
+  if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
+      (n->op == DT_OP_pack && !clear))
+    return;
+  int at = segment_of(g, n);
+  /* what a microbatch, or its part of a pipeline's schedule, starts it also ends */
+  if (at != l->seg) land(l, ends_with_segment, NULL, l->seg, n, i);
+  l->seg = at;
+  dt_instr x = instr_of(p, i, clear, &p->seg[at]);
+  bool message = n->op == DT_OP_send || n->op == DT_OP_recv, comm = (op->flags & OP_COMM) && !message;
+  bool queued = comm && !(n->flags & DT_NODE_INLINE); /* after all that is queued already */
+  if (!comm) land(l, ends_for, &x, at, n, i);
+  else if (!queued) land(l, ends_all, NULL, -1, n, i); /* it waits for all by itself */
+  if (comm) make_comm(l, &x, n, at, queued);
+  else if (message) {
+    x.kind = n->op == DT_OP_send ? DT_I_SEND : DT_I_RECV;
+    x.group = dt_node_group(n);
+    x.lane = p->lane.n;
+    dt_vec_push(&p->lane,
+                ((dt_lane){n->op == DT_OP_send, at, (int)n->attr[3].i, (int)n->attr[4].i, 2, dt_nbytes(&x.view[0].t)}));
+  } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) p->flops_micro += dt_node_cost(g, i).flops;
+  dt_vec_push(&p->seg[at].ins, x);
+}
+
+static void lower(dt_plan *p) {
+  const dt_graph *g = p->g;
+  lowering l = {.p = p};
+  for (dt_nid i = 0; i < g->node.n; i++) lower_node(&l, i);
+  for (int f = 0; f < l.flying.n; f++) { /* the step ends with nothing in flight */
+    const dt_node *n = &g->node.p[g->node.n - 1];
+    bool once = l.flying.p[f].flags & DT_NODE_LAST_MICRO || l.seg == DT_SEG_UPD;
+    dt_vec_push(&p->seg[once ? DT_SEG_UPD : l.seg].ins, wait_for(&l.flying.p[f], n, g->node.n - 1));
+  }
+  dt_vec_free(&l.flying);
 }
 
 static void group_text(const dt_graph *g, dt_group group, dt_str *out) {
@@ -166,14 +198,14 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   char t[96];
   if (x->flags & DT_NODE_OWN) return; /* works on the rank's own share */
   if (x->kind == DT_I_WAIT) {
-    if (p->layout.shards == 1) dt_str_add(out, "wait %d\n", x->ticket);
+    if (!p->layout.shared) dt_str_add(out, "wait %d\n", x->ticket);
     return;
   }
   dt_str_add(out, "%s", dt_op(x->op)->name);
   for (int k = 0; k < x->nin + x->nout; k++) {
     dt_str_add(out, "%s%s@%d", k == x->nin ? " -> " : " ", dt_type_str(&x->view[k].t, t, sizeof t), x->addr[k].region);
     /* a share lies elsewhere on each rank, and what fits beside it in a pool may, too */
-    if (p->layout.shards == 1) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
+    if (!p->layout.shared) dt_str_add(out, "+%lld", (long long)x->addr[k].off);
   }
   if (x->kind == DT_I_COMM) {
     dt_str_add(out, " over");
@@ -317,7 +349,7 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   *out = NULL;
   p->g = g;
   p->spec = *s;
-  p->spec.layout = NULL;
+  p->spec.layout = NULL, p->spec.verbs = (dt_verbs){0};
   p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
   p->slot = dt_xalloc(sizeof(int64_t) * (size_t)(s->chunks + 1));
   p->rows = rows;

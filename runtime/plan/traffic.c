@@ -12,7 +12,8 @@ static void volume(dt_traffic *t) {
   switch (x->op) {
     case DT_OP_all_reduce: t->sent = 2 * b * (n - 1) / n; break;
     case DT_OP_all_gather: t->sent = b * (n - 1); break; /* the input is one rank's part */
-    case DT_OP_broadcast: t->sent = n > 1 ? b : 0; break;
+    case DT_OP_broadcast:
+    case DT_OP_shift: t->sent = n > 1 ? b : 0; break;
     default: t->sent = b * (n - 1) / n; break;
   }
   t->received = t->sent;

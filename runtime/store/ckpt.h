@@ -1,4 +1,4 @@
-/* Floor 6: plain checkpoints: a folder `step-00000500` with model.safetensors, optim.safetensors and manifest.json. It appears whole by a
+/* Floor 7: plain checkpoints: a folder `step-00000500` with model.safetensors, optim.safetensors and manifest.json. It appears whole by a
  * rename, or not at all; older ones survive any failure. Both tensor files are whole, whatever the layout of the run that wrote them, so any
  * layout reads them.
  *

@@ -1,4 +1,4 @@
-/* Floor 6: folders that runs write to. A folder belongs to one run at a time, and nothing outside it is ever touched: no symbolic link in it is
+/* Floor 7: folders that runs write to. A folder belongs to one run at a time, and nothing outside it is ever touched: no symbolic link in it is
  * followed, no pipe is waited for, and what dtrain did not write stays. */
 #ifndef DT_FOLDER_H
 #define DT_FOLDER_H

@@ -1,4 +1,4 @@
-/* Floor 6: what a checkpoint says about itself: its manifest.json, as a struct and as text. */
+/* Floor 7: what a checkpoint says about itself: its manifest.json, as a struct and as text. */
 #ifndef DT_MANIFEST_H
 #define DT_MANIFEST_H
 #include "../base/file.h"

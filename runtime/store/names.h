@@ -1,4 +1,4 @@
-/* Floor 6: a list of names, each with its number, found in constant time. Persistent tensors are known by theirs: a parameter by its own,
+/* Floor 7: a list of names, each with its number, found in constant time. Persistent tensors are known by theirs: a parameter by its own,
  * "buffer:name", "state:parameter:state". */
 #ifndef DT_NAMES_H
 #define DT_NAMES_H

@@ -1,4 +1,4 @@
-/* Floor 6: which elements of a whole tensor lie on which rank. First values, checkpoints, state(), check and resharding all ask here, so that
+/* Floor 7: which elements of a whole tensor lie on which rank. First values, checkpoints, state(), check and resharding all ask here, so that
  * they never disagree. Pure arithmetic on a descriptor, the mesh and a rank. */
 #ifndef DT_PIECES_H
 #define DT_PIECES_H

@@ -1,4 +1,4 @@
-/* Floor 6: safetensors files: u64 header length, JSON header, data. See docs at each function for what is refused. */
+/* Floor 7: safetensors files: u64 header length, JSON header, data. See docs at each function for what is refused. */
 #ifndef DT_SAFETENSORS_H
 #define DT_SAFETENSORS_H
 #include "../base/file.h"

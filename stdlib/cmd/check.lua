@@ -43,7 +43,8 @@ local function command(words, ranks, path, steps, parallel, alone)
   for _, w in ipairs(words) do list[#list + 1] = w end
   if parallel then list[#list + 1] = "--parallel=" .. parallel end
   local line = table.concat(util.map(list, quote), " ")
-  if ranks == 1 then return line end
+  if ranks == 1 then return "DT_COMM=self " .. line end
+  if cli.given.launch then return ("%s -n %d %s"):format(cli.given.launch, ranks, line) end
   local start = ("mpirun --mca btl_vader_single_copy_mechanism none -n %d "):format(ranks)
   if ranks > (math.tointeger(tonumber(output_of "nproc 2> /dev/null")) or 1) then
     start = start:gsub("^mpirun", "mpirun --oversubscribe --mca mpi_yield_when_idle 1")
@@ -52,12 +53,16 @@ local function command(words, ranks, path, steps, parallel, alone)
   return start .. line
 end
 
--- Runs it; returns nothing, or what it said when it failed.
-local function run(line, log)
+-- Runs it; returns nothing, or what it said when it failed. file: what it must have written.
+local function run(line, log, file)
   local done, _, code = os.execute(line .. " > " .. quote(log) .. " 2>&1 < /dev/null")
-  if done then return end
-  local file <close> = io.open(log)
-  local text = file and file:read("a") or ""
+  if done and core.exists(file) then return end
+  if done then
+    return ("its rank 0 did not write %s here; start rank 0 on this host (--launch), or set TMPDIR to a folder that all hosts "
+      .. "see"):format(file)
+  end
+  local said <close> = io.open(log)
+  local text = said and said:read("a") or ""
   return ("%s(exit code %d)"):format(text:gsub("%-%-%-%-%-.*$", ""), code)
 end
 
@@ -122,7 +127,7 @@ local function check_all(job, words, ranks, steps, dir)
     local title = parallel:gsub("^none,?", "")
     local result, detail = "refused", refused(job, parallel, ranks)
     if not seen[parallel] and not detail then
-      local said = run(command(words, ranks, dir .. "/ranks.safetensors", steps, parallel), dir .. "/log")
+      local said = run(command(words, ranks, dir .. "/ranks.safetensors", steps, parallel), dir .. "/log", dir .. "/ranks.safetensors")
       if said then
         result, detail = "FAILED", said
       else
@@ -161,7 +166,7 @@ return function(words)
       os.getenv "OMPI_COMM_WORLD_SIZE")
   end
   local ranks = cli.given.ranks or 2
-  if ranks > 1 and output_of "command -v mpirun" == "" then
+  if ranks > 1 and not cli.given.launch and output_of "command -v mpirun" == "" then
     fail("check needs Open MPI's mpirun on the PATH to start %d ranks, and there is none; install openmpi-bin, or try --ranks 1",
       ranks)
   end
@@ -169,7 +174,11 @@ return function(words)
   if reference and cli.given.all then fail("check takes --all or --reference, not both: --all compares with one process") end
   local message = not cli.given.all and refused(job, nil, ranks)
   if message then error(message, 0) end
-  local dir = output_of "mktemp -d"
+  local dir = output_of "mktemp -d 2> /dev/null"
+  if dir == "" then
+    fail("check needs a folder for its files, and none can be made in %s; set TMPDIR to a folder that can be written",
+      os.getenv "TMPDIR" and "TMPDIR=" .. os.getenv "TMPDIR" or "/tmp")
+  end
   local _ <close> = setmetatable({}, { __close = function() os.execute("rm -rf " .. quote(dir)) end })
   local other = { reference or words[1] } -- with the script's own options; what --parallel says is for the first side
   for i = 2, #words do
@@ -179,13 +188,13 @@ return function(words)
   end
   local against = reference and ("%s on as many"):format(reference) or "one process"
   local said = run("env -u DT_FAULT " .. command(other, reference and ranks or 1, dir .. "/one.safetensors", steps,
-    not reference and "none" or nil, reference ~= nil), dir .. "/log")
+    not reference and "none" or nil, reference ~= nil), dir .. "/log", dir .. "/one.safetensors")
   if said then
     io.stderr:write(("dtrain: check: %s did not run:\n"):format(reference or "the one process"), said, "\n")
     return 2
   end
   if cli.given.all then return check_all(job, words, ranks, steps, dir) end
-  said = run(command(words, ranks, dir .. "/ranks.safetensors", steps), dir .. "/log")
+  said = run(command(words, ranks, dir .. "/ranks.safetensors", steps), dir .. "/log", dir .. "/ranks.safetensors")
   if said then
     io.stderr:write(("dtrain: check: the %d ranks did not run:\n"):format(ranks), said, "\n")
     return 2
@@ -202,7 +211,9 @@ return function(words)
     end
     return 1
   end
-  print(("equal: losses to %.1e, gradients of %d parameters to %.1e (in later steps %.1e), their values to %.1e of the "
-    .. "largest element (allowed %s)"):format(worst.loss, #compare.names(job), worst.gradient, worst.later, worst.value, limits(job.precision)))
+  local parts = { ("losses to %.1e"):format(worst.loss),
+    ("gradients of %d parameters to %.1e (in later steps %.1e)"):format(#compare.names(job), worst.gradient, worst.later),
+    ("their values to %.1e of the largest element (allowed %s)"):format(worst.value, limits(job.precision)) }
+  print("equal: " .. table.concat(parts, ", "))
   return 0
 end

@@ -77,16 +77,29 @@ local function wrap(kind, set, options)
   return self
 end
 
--- { name, share } of a split in the order train, valid, test, then others by name; shares of the whole.
-local function shares(split, n)
-  local order, known, sum = {}, { train = 1, valid = 2, test = 3 }, 0
-  util.check("split", split, "table")
+-- Whether a split gives counts of samples: a part of more than 1, or whole numbers that are more than the whole together.
+local function counts(split)
+  local sum, whole, most, names = 0, true, 0, {}
   for name, v in util.sorted(split) do
     if type(name) ~= "string" then util.fail("split wants names, e.g. split = { train = 0.9, valid = 0.1 }") end
     util.check("split: " .. name, v, "positive")
-    local share = v > 1 and v / n or v
-    order[#order + 1] = { name, share }
-    sum = sum + share
+    sum, most, whole = sum + v, math.max(most, v), whole and v == math.floor(v)
+    names[#names + 1] = v ~= math.floor(v) and ("%s = %g"):format(name, v) or nil
+  end
+  if most > 1 and not whole then
+    util.fail("split has counts (%g) beside a fraction (%s); give whole numbers of samples, or fractions of at most 1 for all parts",
+      most, table.concat(names, ", "))
+  end
+  return whole and sum > 1
+end
+
+-- { name, share } of a split in the order train, valid, test, then others by name; shares of the whole.
+local function shares(split, n)
+  local order, known, sum = {}, { train = 1, valid = 2, test = 3 }, 0
+  local unit = counts(util.check("split", split, "table")) and n or 1
+  for name, v in util.sorted(split) do
+    order[#order + 1] = { name, v / unit }
+    sum = sum + v / unit
   end
   table.sort(order, function(a, b)
     local x, y = known[a[1]] or 9, known[b[1]] or 9
@@ -112,8 +125,8 @@ local function each_part(split, n, f)
   end
 end
 
---- set:split{ train = 0.9, valid = 0.1 }: contiguous parts without overlap, fractions or counts, in the order train,
---- valid, test.
+--- set:split{ train = 0.9, valid = 0.1 }: contiguous parts without overlap, in the order train, valid, test. Fractions, or counts
+--- where one is more than 1 or whole numbers add up to more than 1: { train = 39, valid = 1 } are 39 samples and one.
 function Set:split(split)
   local n = self:count()
   each_part(split, n, function(name, low, high)
@@ -172,7 +185,9 @@ function data.text(options)
   end
   local self = wrap("text", open(0, 1), { transforms = o.transforms })
   self.tokens = true
-  if o.split then
+  if o.split and counts(o.split) then
+    self:split(o.split) -- exactly so many samples
+  elseif o.split then
     each_part(o.split, self:count(), function(name, low, high)
       local part = wrap("text", open(low, high), { transforms = o.transforms })
       part.tokens = true
@@ -188,12 +203,12 @@ function data.npy(options)
   return wrap("npy", core.dataset { kind = "npy", inputs = o.inputs, targets = o.targets }, o)
 end
 
---- data.csv{ file =, targets = columns, inputs = columns (the others), header = true, delimiter = ",", classes =
---- false }: columns are header names or numbers from 1; classes = true: the target is one whole number, for
---- CrossEntropy.
+--- data.csv{ file =, targets = columns, inputs = columns (the others), header =, delimiter = ",", classes = false }: columns are
+--- header names or numbers from 1; classes = true: the target is one whole number, for CrossEntropy. Unless header is said, line 1
+--- names the columns, and is refused where it holds numbers only.
 function data.csv(options)
   local o = options_of("csv", options, { { "file", "string", required = true }, { "targets", "string|number|table" },
-    { "inputs", "string|number|table" }, { "header", "boolean", true }, { "delimiter", "string", "," },
+    { "inputs", "string|number|table" }, { "header", "boolean" }, { "delimiter", "string", "," },
     { "classes", "boolean", false } })
   local function columns(v)
     if v == nil then return nil end
@@ -202,7 +217,7 @@ function data.csv(options)
   end
   return wrap("csv", core.dataset { kind = "csv", file = o.file, inputs = columns(o.inputs),
     targets = columns(o.targets),
-    header = o.header, delimiter = o.delimiter, target_dtype = o.classes and "i64" or "f32" }, o)
+    header = o.header ~= false, guessed = o.header == nil, delimiter = o.delimiter, target_dtype = o.classes and "i64" or "f32" }, o)
 end
 
 --- data.cifar10{ files = { ... } } or { dir = }: the binary version; inputs f32 [3, 32, 32] in [0, 1], targets i64.

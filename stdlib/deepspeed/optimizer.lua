@@ -11,6 +11,7 @@ local no_norm = { "number", refuse = "is DeepSpeed's old place; write \"gradient
 local Lamb = define {
   name = "Lamb",
   defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0, max_coeff = 10, min_coeff = 0.01 },
+  kinds = { betas = "decay", eps = "nonnegative", weight_decay = "nonnegative", max_coeff = "nonnegative", min_coeff = "nonnegative" },
   state = { "m", "v" },
   update = function(p, g, s, h)
     local b1, b2 = h.betas[1], h.betas[2]

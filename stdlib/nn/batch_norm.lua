@@ -29,8 +29,12 @@ function BatchNorm2d:forward(x)
   if training then
     local n = 1
     for i, d in ipairs(x:shape()) do if i ~= 2 then n = n * d end end
+    if n == 1 then
+      util.fail("nn.BatchNorm2d: a microbatch of one sample of 1 x 1 has one value a channel, whose variance is 0: the layer's output "
+        .. "would be its bias, and nothing before it would train; make the microbatch larger (batch), or let the model evaluate")
+    end
     local var = ops.reciprocal(ops.square(rstd)) - self.eps
-    local m, unbiased = self.momentum, n > 1 and n / (n - 1) or 1
+    local m, unbiased = self.momentum, n / (n - 1)
     M.assign(self, "running_mean", self.running_mean * (1 - m) + mean * m)
     M.assign(self, "running_var", self.running_var * (1 - m) + var * (m * unbiased))
   end

@@ -7,6 +7,7 @@
 --
 -- Fields count in the order of their first assignment, lists inside fields by number, other tables by sorted key: paths
 -- such as "blocks.0.attn.qkv.weight" (numbers from 0, as in PyTorch's state dicts) are the same in every process.
+local core = require "dtrain.core"
 local parameter = require "dtrain.nn.parameter"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
@@ -21,10 +22,28 @@ function M.is(x)
   return type(meta) == "table" and meta.dtrain_module == true
 end
 
+local making -- the module whose init runs
+local restore = { __close = function(before) making = before[1] end }
+
+-- Modules and parameters know what they were put into, or else what was being made when they were made: the way to the outermost
+-- module, which names them.
+local function put_into(self, value, seen)
+  if M.is(value) then
+    rawset(value, "_up", self)
+  elseif parameter.is(value) then
+    value.up = self
+  elseif type(value) == "table" and getmetatable(value) == nil and not seen[value] then
+    seen[value] = true
+    for _, inner in util.sorted(value) do put_into(self, inner, seen) end
+  end
+end
+
 local function new_index(self, key, value)
+  put_into(self, value, {})
   local keys, params = rawget(self, "_keys"), rawget(self, "_params")
   if not keys.seen[key] then
     keys.seen[key] = true
+    if type(value) ~= "number" and type(value) ~= "string" and not M.is(value) then keys.at[key] = util.frame() end
     keys[#keys + 1] = key
   end
   if parameter.is(value) then
@@ -56,8 +75,12 @@ function M.module(name, parent)
     __name = "module class",
     __index = parent or Module,
     __call = function(class, ...)
-      local self = setmetatable({ _keys = { seen = {} }, _params = {}, where = util.frame() }, class.meta)
-      if class.init then class.init(self, ...) end
+      local self = setmetatable({ _keys = { seen = {}, at = {} }, _params = {}, _up = making, where = util.frame() }, class.meta)
+      if class.init then
+        local _ <close> = setmetatable({ making }, restore)
+        making = self
+        class.init(self, ...)
+      end
       return self
     end,
     __tostring = function() return "module class " .. name end,
@@ -131,6 +154,27 @@ function Module:each_parameter(f)
   walk(self, "")
 end
 
+--- Concrete tensors in fields of a module or of its lists, which a trace takes for constants: list of { name = path, where = the line
+--- that put it there }.
+function M.constants(module)
+  local out, seen = {}, {}
+  local function walk(value, path, where)
+    if core.is_tensor(value) then
+      out[#out + 1] = { name = path, where = where }
+    elseif M.is(value) and not seen[value] then
+      seen[value] = true
+      for _, key in ipairs(rawget(value, "_keys")) do
+        walk(rawget(value, key), part(path, key), rawget(value, "_keys").at[key] or value.where)
+      end
+    elseif type(value) == "table" and getmetatable(value) == nil and not seen[value] then
+      seen[value] = true
+      for key, inner in util.sorted(value) do walk(inner, part(path, key), where) end
+    end
+  end
+  walk(module, "")
+  return out
+end
+
 --- The blocks of a model: every entry of a list of modules is one, named by its path ("blocks.3"); what is inside of an
 --- entry belongs to it. Returns module -> name, and for modules that are lists themselves (Sequential) what their entries'
 --- names begin with.
@@ -158,6 +202,17 @@ function Module:blocks()
   end
   walk(self, "")
   return names, lists
+end
+
+--- The path of a parameter from the outermost module that this one belongs to, or nil.
+function M.name_of(self, p)
+  local found
+  local up = rawget(self, "_up")
+  if up then found = M.name_of(up, p) end
+  if not found then
+    Module.each_parameter(self, function(name, q) if q == p then found = name end end)
+  end
+  return found
 end
 
 --- for name, tensor in model:named_parameters() do ... end: concrete values in order, buffers too.
@@ -224,5 +279,7 @@ function M.assign(self, key, value)
   if not p or p.type ~= "buffer" then util.fail("nn.assign: the module has no buffer '%s'", tostring(key)) end
   if scope.current then scope.current.graph:assign(p:value(), value) else p:set(value, key) end
 end
+
+parameter.path = M.name_of
 
 return M

@@ -47,19 +47,18 @@ function Parameter:numel()
   return n
 end
 
--- Initial values on concrete tensors, for whoever looks at a module before a job trains it. A job's executor makes its own by
--- (seed, name), whatever was looked at; both draw from the same families.
-local makers = {
-  zeros = function(shape) return core.zeros(shape) end,
-  ones = function(shape) return core.ones(shape) end,
-  const = function(shape, _, v) return core.full(shape, v) end,
-  uniform = function(shape, seed, a, b) return core.rand(shape, seed) * (b - a) + a end,
-  normal = function(shape, seed, mean, std) return core.randn(shape, seed) * std + mean end,
-}
-
-local function draw(p, seed)
+-- Initial values on concrete tensors, for whoever looks at a module before a job trains it: those that a job of this seed would begin
+-- with, were the outermost module that p belongs to by now its model.
+local function draw(p, seed, name)
   local i = p.init
-  return makers[i[1]](p.shape, seed * 1000003 + p.seed, i[2], i[3])
+  if i[1] == "uniform" or i[1] == "normal" then return core.draw(i, p.shape, seed, name) end
+  return core.full(p.shape, i[1] == "const" and i[2] or i[1] == "ones" and 1.0 or 0.0)
+end
+
+-- The path of p in that module; a parameter of none has a name by its place among all.
+local function name_of(p)
+  local name = p.up and P.path(p.up, p)
+  return name or ("parameter %d"):format(p.seed)
 end
 
 --- The concrete value: from the engine that trains it, as given, or freshly made.
@@ -69,8 +68,8 @@ function Parameter:concrete()
     if core.is_tensor(self.init) then
       self.data = self.init
     else
-      self.drawn = scope.seed or cli.peek("seed", "integer") or 0
-      self.data = draw(self, self.drawn)
+      self.drawn = { scope.seed or cli.peek("seed", "integer") or 0, name_of(self) }
+      self.data = draw(self, self.drawn[1], self.drawn[2])
     end
   end
   return self.data
@@ -78,8 +77,7 @@ end
 
 -- Whether the value is only what `draw` made for somebody to look at, with nothing written into it since.
 local function untouched(p)
-  if not p.drawn or p.version then return false end
-  return core.same(p.data, draw(p, p.drawn))
+  return p.drawn and core.same(p.data, draw(p, p.drawn[1], p.drawn[2]))
 end
 
 --- What `self.weight` means in a forward: a symbol in a trace, else the concrete tensor.
@@ -107,12 +105,14 @@ function Parameter:set(tensor, name)
   if self.engine then self.engine:store(self, tensor) else self.data = tensor end
 end
 
---- What a graph begins with: the value that the user gave, else the way to make one. Where the graph computes with concrete values
---- (dt.value_and_grad) the concrete value.
-function Parameter:initial()
+--- What a graph begins with, in which p has this name: the value that the user gave, else the way to make one. Where the graph
+--- computes with concrete values (dt.value_and_grad) the concrete value.
+function Parameter:initial(name)
   if scope.current and scope.current.concrete then return self:concrete() end
   if not self.data then return self.init end
   if untouched(self) then
+    local random = self.init[1] == "uniform" or self.init[1] == "normal"
+    if random and (self.drawn[1] ~= core.seed() or self.drawn[2] ~= name) then scope.redrawn = name end
     self.data, self.drawn = nil, nil
     return self.init
   end

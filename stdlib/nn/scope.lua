@@ -7,11 +7,23 @@ local util = require "dtrain.util"
 core.position(function() return util.beyond() end) -- positions of the core's errors when no user's frame is there
 
 local scope = {
-  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label, concrete = on concrete values }
+  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label, once = it is traced once for all
+                     -- steps, concrete = on concrete values }
   training = false,  -- on concrete tensors: what model:train() and model:eval() set
   seed = nil,        -- of concrete initial values (dt.manual_seed); nil: --seed, else 0
+  redrawn = nil,     -- a parameter of which a value was read that is not the one a job then began with
   made = 0,          -- parameters made so far: each gets its own stream
 }
+
+-- A job's forward runs once: what math.random gives there would be the same number in every step.
+local random = math.random
+function math.random(...) -- luacheck: ignore
+  if scope.current and scope.current.once then
+    util.fail("math.random() in a forward, which runs once: every step would see this one number; draw it before the job if "
+      .. "that is meant, else use operations that draw in each step (nn.Dropout and the like)")
+  end
+  return random(...)
+end
 
 --- Runs f(...) with `s` as the current scope and returns its results; the old scope comes back also after an error,
 --- whose message gets a position when it has none.
@@ -47,6 +59,17 @@ function scope.is_training()
   if scope.current then return scope.current.training end
   return scope.training
 end
+
+--- What a loss of this trace ignores: a label that counts for nothing.
+function scope.ignore(index)
+  local s = scope.current
+  if not s then return end
+  s.ignored = s.ignored or {}
+  if not util.contains(s.ignored, index) then s.ignored[#s.ignored + 1] = index end
+end
+
+--- The labels that the losses traced so far ignore, or nil.
+function scope.ignored() return scope.current and scope.current.ignored end
 
 --- A number for a dropout layer: its place in the trace, so that it is the same on every rank and for every batch size.
 function scope.next_dropout()

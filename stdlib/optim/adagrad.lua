@@ -6,6 +6,7 @@ local ops = require "dtrain.ops"
 return define {
   name = "Adagrad",
   defaults = { lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10 },
+  kinds = { lr_decay = "nonnegative", weight_decay = "nonnegative", initial_accumulator_value = "nonnegative", eps = "nonnegative" },
   state = { "sum" },
   fill = { sum = "initial_accumulator_value" },
   update = function(p, g, s, h)

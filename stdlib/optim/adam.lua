@@ -20,11 +20,13 @@ local function step(p, g, s, h)
   return p - s.m / (ops.sqrt(v) / root + h.eps) * size
 end
 
+local kinds = { betas = "decay", eps = "nonnegative", weight_decay = "nonnegative" }
 local defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0, amsgrad = false }
 
 local Adam = define {
   name = "Adam",
   defaults = defaults,
+  kinds = kinds,
   state = states,
   update = function(p, g, s, h)
     if h.weight_decay ~= 0 then g = g + p * h.weight_decay end -- L2: part of the gradient
@@ -35,6 +37,7 @@ local Adam = define {
 local AdamW = define {
   name = "AdamW",
   defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0.01, amsgrad = false },
+  kinds = kinds,
   state = states,
   update = function(p, g, s, h)
     if h.weight_decay ~= 0 then p = p * (1 - h.lr * h.weight_decay) end -- decoupled

@@ -39,8 +39,12 @@ local function matcher(match, where)
   end
 end
 
--- Checks one hyperparameter against its default: the same type, betas of the same length.
-local function check_value(what, key, value, default)
+-- Checks one hyperparameter: by its kind where the definition names one (each number of a list), and against its default: the same
+-- type, betas of the same length.
+local function check_value(what, key, value, default, kind)
+  if kind then
+    for _, v in ipairs(type(value) == "table" and value or { value }) do util.check(what .. ": " .. key, v, kind) end
+  end
   if default == nil then return end
   if type(value) ~= type(default) then
     util.fail("%s: %s wants a %s, got %s (%s)", what, key, type(default), util.show(value), util.kind(value))
@@ -68,7 +72,7 @@ local function construct(def, given)
       util.fail("%s has no option '%s'; %s", what, key, util.suggest(key, known))
     end
     if not is_common then
-      check_value(what, key, value, def.defaults and def.defaults[key])
+      check_value(what, key, value, def.defaults and def.defaults[key], def.kinds[key])
       self.h[key] = value
     end
   end
@@ -80,31 +84,32 @@ local function construct(def, given)
     local label = ("%s: groups[%d]"):format(what, i)
     util.check(label, g, "table")
     if g.match == nil then util.fail("%s needs match = { patterns of parameter names }", label) end
-    local group = { match = matcher(g.match), h = {}, factor = 1 }
+    local group = { match = matcher(g.match), said = g.match, h = {}, lr = self.lr }
     for key, value in util.sorted(g) do
       if key == "lr" then
-        util.check(label .. ": lr", value, "nonnegative")
-        if self.lr == 0 then util.fail("%s: lr needs the optimizer's own lr above 0", label) end
-        group.factor = value / self.lr
+        group.lr = util.check(label .. ": lr", value, "nonnegative")
       elseif key == "lr_scale" then
-        group.factor = util.check(label .. ": lr_scale", value, "nonnegative")
+        if g.lr then util.fail("%s has both lr and lr_scale; give one", label) end
+        group.lr = self.lr * util.check(label .. ": lr_scale", value, "nonnegative")
       elseif key ~= "match" then
         if def.defaults and def.defaults[key] == nil then
           util.fail("%s has no option '%s'; %s", label, tostring(key),
             util.suggest(tostring(key), { "match", "lr", "lr_scale", table.unpack(known, #common + 1) }))
         end
-        check_value(label, key, value, def.defaults and def.defaults[key])
+        check_value(label, key, value, def.defaults and def.defaults[key], def.kinds[key])
         group.h[key] = value
       end
     end
     self.groups[i] = group
+    if def.check then def.check(setmetatable(group.h, { __index = self.h })) end
   end
   if def.check then def.check(self.h) end
   return self
 end
 
 --- optim.define{ name = "optimizer", state = list | function(h) -> list, defaults = { key = value }, update =
---- function(p, g, s, h) -> new p, fill = { state = number or key of h }, check = function(h) }: a constructor. States
+--- function(p, g, s, h) -> new p, fill = { state = number or key of h }, check = function(h), kinds = { key = kind of
+--- util.check, "nonnegative", "fraction", "decay" ... } }: a constructor. Values are checked where they are given. States
 --- are f32, of the parameter's shape, and begin with `fill` (0). Without `defaults` any hyperparameter is taken.
 --- Every optimizer takes lr; no_decay = true (weight_decay is 0 for biases, norms and other parameters of fewer than
 --- 2 dims); groups = { { match = patterns or function(name), lr = or lr_scale =, any hyperparameter }, ... }, the
@@ -112,7 +117,7 @@ end
 function define.define(def)
   local o = util.options("optim.define", def, { { "name", "string", "optimizer" }, { "state", "table|function", {} },
     { "defaults", "table" }, { "update", "function", required = true }, { "fill", "table", {} },
-      { "check", "function" } })
+      { "check", "function" }, { "kinds", "table", {} } })
   return function(given) return construct(o, given) end
 end
 
@@ -124,11 +129,29 @@ function Optimizer:group_of(name)
   return 0
 end
 
---- Factors on the learning rate: of group 0, 1, ...
+--- Learning rates before the schedule: of group 0, 1, ...
 function Optimizer:group_lr()
-  local out = { 1.0 }
-  for i, g in ipairs(self.groups) do out[i + 1] = g.factor + 0.0 end
+  local out = { self.lr }
+  for i, g in ipairs(self.groups) do out[i + 1] = g.lr end
   return out
+end
+
+--- Every pattern of every group must match one of the parameters' names.
+function Optimizer:check_groups(names)
+  local function used(match)
+    for _, name in ipairs(names) do if match(name) then return true end end
+    return false
+  end
+  for i, g in ipairs(self.groups) do
+    local said = type(g.said) == "table" and g.said or { g.said }
+    for _, one in ipairs(said) do
+      if not used(matcher(one)) then
+        util.fail_at(self.where, "optim.%s: groups[%d]: %s matches no parameter; %s", self.def.name, i,
+          type(one) == "string" and ("the pattern %q"):format(one) or "the function", type(one) == "string"
+            and util.suggest(one, names) or ("there are " .. table.concat(names, ", ", 1, math.min(#names, 8))))
+      end
+    end
+  end
 end
 
 -- The hyperparameters of one parameter.
@@ -145,9 +168,9 @@ function Optimizer:hyper(graph, group, dims)
   end })
 end
 
---- Traces the update of one entry of graph:update(): { name, param, grad, group }. Adds states and assignments.
-function Optimizer:trace(graph, entry)
-  if not entry.grad then return end -- no gradient: no update, as in PyTorch
+--- The new value of the parameter of an entry of graph:update(), { name, param, group }, from its gradient. Adds states and their
+--- assignments.
+function Optimizer:value(graph, entry, grad)
   local def = self.def
   local h = self:hyper(graph, entry.group, #entry.param:shape())
   local list = def.state
@@ -176,14 +199,14 @@ function Optimizer:trace(graph, entry)
       new[key] = value
     end,
   })
-  local value = def.update(entry.param, entry.grad, s, h)
+  local value = def.update(entry.param, grad, s, h)
   if not core.is_symbolic(value) then
     util.fail_at(self.where, "optimizer %s: update must return the new parameter, got %s", def.name, util.show(value))
   end
   for _, name in ipairs(list) do
     if new[name] then graph:assign(symbols[name], new[name]) end
   end
-  graph:assign(entry.param, value)
+  return value
 end
 
 return define

@@ -6,6 +6,7 @@ local ops = require "dtrain.ops"
 return define {
   name = "LAMB",
   defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-6, weight_decay = 0 },
+  kinds = { betas = "decay", eps = "nonnegative", weight_decay = "nonnegative" },
   state = { "m", "v" },
   update = function(p, g, s, h)
     local b1, b2 = h.betas[1], h.betas[2]

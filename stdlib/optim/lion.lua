@@ -6,6 +6,7 @@ local ops = require "dtrain.ops"
 return define {
   name = "Lion",
   defaults = { lr = 1e-4, betas = { 0.9, 0.99 }, weight_decay = 0 },
+  kinds = { betas = "decay", weight_decay = "nonnegative" },
   state = { "m" },
   update = function(p, g, s, h)
     local b1, b2 = h.betas[1], h.betas[2]

@@ -6,6 +6,7 @@ local ops = require "dtrain.ops"
 return define {
   name = "RMSprop",
   defaults = { lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0, centered = false },
+  kinds = { alpha = "fraction", eps = "nonnegative", weight_decay = "nonnegative", momentum = "fraction" },
   state = function(h)
     local list = { "square" }
     if h.centered then list[#list + 1] = "mean" end
@@ -18,7 +19,7 @@ return define {
     local v = s.square
     if h.centered then
       s.mean = s.mean + (g - s.mean) * (1 - h.alpha)
-      v = v - ops.square(s.mean)
+      v = ops.maximum(v - ops.square(s.mean), 0) -- rounding may leave less than nothing
     end
     local step = g / (ops.sqrt(v) + h.eps)
     if h.momentum ~= 0 then

@@ -1,4 +1,4 @@
--- Schedules of the learning rate: functions of (step, total, base), step from 0, computed to a list before the run.
+-- Schedules of the learning rate: functions of (step, total, base), step from 0, asked before each step.
 -- Their values are PyTorch's (torch.optim.lr_scheduler) and transformers' for the same arguments, also beyond
 -- `total`. A schedule of one's own is a Lua function(step, total) that returns a factor on the optimizer's lr, as
 -- LambdaLR's.
@@ -33,7 +33,7 @@ function S.constant(options)
   local o = util.options("optim.constant", options,
     { { "factor", "nonnegative", 1 }, { "total_iters", "nonnegative", 0 } })
   local s = make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
-  s.changes = o.total_iters -- steps after which the rate stays
+  s.settles = o.total_iters -- from this step on nothing changes: nobody need ask again
   return s
 end
 
@@ -101,10 +101,12 @@ function S.warmup(options)
   local o = util.options("optim.warmup", options, { { "warmup", "count", required = true, alias = "steps" },
     { "inner", "schedule|function" } })
   local inner = S.of(o.inner or S.constant())
-  return make("warmup", inner.total and inner.total + o.warmup, function(step, steps, base)
+  local s = make("warmup", inner.total and inner.total + o.warmup, function(step, steps, base)
     if step < o.warmup then return base * step / o.warmup end
     return inner:at(step - o.warmup, steps and math.max(1, steps - o.warmup), base)
   end)
+  s.absolute = inner.absolute
+  return s
 end
 
 local function warm(name, inner_of)
@@ -153,7 +155,7 @@ function S.one_cycle(options)
     if o.anneal == "cos" then return b + (a - b) / 2 * (1 + math.cos(math.pi * share)) end
     return a + (b - a) * share
   end
-  return make("one_cycle", o.total, function(step, steps)
+  local s = make("one_cycle", o.total, function(step, steps)
     local n = of(o.total, steps, "one_cycle")
     local phases
     if o.three_phase then
@@ -171,6 +173,8 @@ function S.one_cycle(options)
       start = phase[1]
     end
   end)
+  s.absolute = true
+  return s
 end
 
 --- A schedule from what a job may hold: a schedule, a function(step, total) -> factor, or nil (constant).
@@ -192,17 +196,41 @@ function S.of(x)
   end)
 end
 
---- The learning rates of steps 0 .. n - 1 as a list, which ends early where the rate no longer changes; every one must be
---- finite.
+--- Learning rate at a step, which must be finite.
+function Schedule:rate(step, total, base)
+  local lr = self.value(step, total, base)
+  if lr - lr ~= 0 then
+    util.fail_at(self.where, "schedule %s gives a learning rate of %s at step %d", self.name, tostring(lr), step)
+  end
+  return lr
+end
+
+--- Learning rates of an optimizer's groups at a step: from each group's own lr, as in PyTorch (so a least rate is absolute). A
+--- schedule that knows no lr but its own (one_cycle) keeps the ratio of a group's lr to the first.
+function Schedule:rates(step, total, bases)
+  local out = {}
+  for i, base in ipairs(bases) do
+    if self.absolute then
+      out[i] = self:rate(step, total, bases[1]) * (i == 1 and 1 or base / bases[1])
+    else
+      out[i] = self:rate(step, total, base)
+    end
+  end
+  return out
+end
+
+--- The steps at which a schedule of n steps is tried before it runs: the first ones, some between, the last.
+function S.tried(n)
+  local out, few = {}, math.min(n, 64)
+  for step = 0, few - 1 do out[#out + 1] = step end
+  for i = 1, n > few and 64 or 0 do out[#out + 1] = few + (n - 1 - few) * i // 64 end
+  return out
+end
+
+--- The learning rates of steps 0 .. n - 1 as a list.
 function S.table(schedule, n, base, total)
   local s, out = S.of(schedule), {}
-  for step = 0, math.min(n - 1, s.changes or n) do
-    local lr = s:at(step, total or n, base)
-    if lr ~= lr or lr == math.huge or lr == -math.huge then
-      util.fail_at(s.where, "schedule %s gives a learning rate of %s at step %d", s.name, tostring(lr), step)
-    end
-    out[step + 1] = lr
-  end
+  for step = 0, n - 1 do out[step + 1] = s:rate(step, total or n, base) end
   return out
 end
 

@@ -7,6 +7,7 @@ local util = require "dtrain.util"
 return define {
   name = "SGD",
   defaults = { lr = 1e-3, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 },
+  kinds = { momentum = "fraction", dampening = "fraction", weight_decay = "nonnegative" },
   check = function(h)
     if h.nesterov and (h.momentum <= 0 or h.dampening ~= 0) then
       util.fail("optim.SGD: nesterov needs momentum above 0 and dampening 0")

@@ -1,13 +1,16 @@
 -- Data parallelism: each rank of the axis "data" has its own samples; gradients are summed over it, bucket by bucket,
 -- overlapped with backward (Li et al. 2020).
-local hooks = require "dtrain.strategy.hook"
+local core = require "dtrain.core"
 local util = require "dtrain.util"
 
 local D = { name = "data", options = { { "data", "string|count", "auto" }, { "gradient", "table" } } }
 
---- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 with zero = 2, 3), first_bucket_mb = 1, dtype = "f32" |
---- "bf16" | "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro",
---- hook = function(bucket, info), see hook.lua } }
+--- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 where gradients are reduced in each microbatch),
+--- first_bucket_mb =
+--- 1, dtype = "f32" | "bf16" | "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro",
+--- hook = function(bucket, info) } }. A hook is the verb reduce with another measure: its bucket is scaled so that the MEAN over
+--- the ranks
+--- is what the optimizer would see without it, and what it returns is taken for that mean.
 function D.check(p)
   if type(p.data) == "string" and p.data ~= "auto" then
     util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(p.data))
@@ -20,22 +23,32 @@ function D.check(p)
     util.fail("dt.job: parallel: gradient has both hook and dtype; a hook decides itself in what gradients travel: "
       .. "bucket:to %q", p.gradient.dtype)
   end
-  if p.gradient.hook and p.pipeline > 1 then
-    util.fail("dt.job: parallel: gradient.hook and pipeline = %d: each stage has buckets of its own, of which a hook's states know "
-      .. "nothing; set pipeline = 1, or leave the hook out", p.pipeline)
-  end
 end
 
 function D.axes(p) return { { name = "data", size = p.data, splits = "samples" } } end
 
-function D.compile(o, p, mesh)
+function D.wire(p, o)
   local g = p.gradient
-  o.bucket_mb, o.first_bucket_mb = g.bucket_mb or (p.zero >= 2 and 8 or 25), g.first_bucket_mb
-  o.comm_dtype = g.dtype or o.precision
-  for _, axis in ipairs(mesh) do
-    if axis.name == "data" and axis.size > 1 and g.hook and o.train then o.hook = hooks.traced(g.hook, axis.size) end
-  end
-  o.by_registration, o.every_micro = g.order == "registration", g.every == "micro"
+  return { bucket_mb = g.bucket_mb or ((p.zero or 0) >= 2 and 8 or 25), first_bucket_mb = g.first_bucket_mb,
+    wire = g.dtype or o.precision, by_registration = g.order == "registration" }
 end
+
+function D.reduce(bucket, info, p)
+  local hook = p.gradient.hook
+  if not hook then return nil end
+  local d = type(hook) == "function" and debug.getinfo(hook, "S")
+  local at = d and ("%s:%d"):format(d.short_src, d.linedefined) or nil
+  local out = hook(bucket * info.ranks, info)
+  if not core.is_symbolic(out) then
+    util.fail_at(at, "the gradient hook must return the reduced bucket, got %s (%s)", util.show(out), util.kind(out))
+  end
+  if util.show(out:shape()) ~= util.show(bucket:shape()) or not util.contains({ "f32", "bf16", "f16", "f64" }, out:dtype()) then
+    util.fail_at(at, "the gradient hook returned %s of shape %s for a bucket of shape %s; it must keep the shape, in a float "
+      .. "dtype", out:dtype(), util.show(out:shape()), util.show(bucket:shape()))
+  end
+  return out
+end
+
+function D.keep(_, p) if p.gradient.every == "micro" and (p.zero or 0) < 1 then return { each = "micro" } end end
 
 return D

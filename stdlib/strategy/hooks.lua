@@ -1,5 +1,6 @@
 -- Gradient hooks of the library: parallel = { gradient = { hook = dt.hooks.powersgd { rank = 2 } } }. What a hook gets and
--- returns: hook.lua. Those with error feedback add to the next gradient what they did not send of this one.
+-- returns: data.lua. Those with error feedback add to the next gradient what they did not send of this one.
+local collective = require "dtrain.collective"
 local ops = require "dtrain.ops"
 local util = require "dtrain.util"
 
@@ -12,7 +13,7 @@ local function owed(bucket, info)
 end
 
 --- Gradients travel in 16 bits.
-function hooks.bf16(bucket) return bucket:to "bf16":all_reduce("data", "mean"):to "f32" end
+function hooks.bf16(bucket, info) return bucket:to "bf16":all_reduce(info.axes, "mean"):to "f32" end
 
 --- hierarchical{ inner = n }: reduce within blocks of n neighbours, across blocks, and gather again.
 function hooks.hierarchical(o)
@@ -22,8 +23,8 @@ function hooks.hierarchical(o)
       util.fail("dt.hooks.hierarchical: blocks of %d do not divide %d ranks; inner = 1 or %d would", o.inner, info.ranks,
         info.ranks)
     end
-    return bucket:reduce_scatter("data", "mean", { part = o.inner }):all_reduce("data", "mean", { part = -o.inner })
-      :all_gather("data", { part = o.inner })
+    return bucket:reduce_scatter(info.axes, "mean", { part = o.inner }):all_reduce(info.axes, "mean", { part = -o.inner })
+      :all_gather(info.axes, { part = o.inner })
   end
 end
 
@@ -38,17 +39,6 @@ local function orthogonal(m, rank)
     out[#out + 1] = c / (c:norm() + 1e-12)
   end
   return rank == 1 and out[1] or ops.concat(out, 1)
-end
-
--- One mean of several tensors.
-local function mean_of(list)
-  if #list == 0 then return {} end
-  local flat = ops.concat(util.map(list, function(x) return x:reshape { x:numel() } end), 0):all_reduce("data", "mean")
-  local at = 0
-  return util.map(list, function(x)
-    at = at + x:numel()
-    return flat:slice { dim = 0, start = at - x:numel(), stop = at }:reshape(x:shape())
-  end)
 end
 
 --- powersgd{ rank = 2 }: matrices as products of two thin ones, with error feedback (Vogels et al. 2019).
@@ -71,8 +61,9 @@ function hooks.powersgd(o)
       end
     end
     if at < bucket:numel() then parts[#parts + 1] = { plain = piece(bucket:numel()) } end
-    for i, p in ipairs(mean_of(util.map(thin, function(t) return t.m:matmul(t.q) end))) do thin[i].p = orthogonal(p, rank) end
-    local sent = mean_of(util.map(parts, function(t) return t.plain or t.m:permute { 1, 0 }:matmul(t.p) end))
+    local tall = collective.means(util.map(thin, function(t) return t.m:matmul(t.q) end), info.axes)
+    for i, p in ipairs(tall) do thin[i].p = orthogonal(p, rank) end
+    local sent = collective.means(util.map(parts, function(t) return t.plain or t.m:permute { 1, 0 }:matmul(t.p) end), info.axes)
     local out, rest = {}, {}
     for i, t in ipairs(parts) do
       if t.plain then
@@ -98,7 +89,7 @@ function hooks.topk(o)
     local value = ops.gather(x, index, { dim = 0 })
     local function spread(i, v) return ops.scatter_add(i, v, { dim = 0, shape = { n } }) end
     owe(x - spread(index, value))
-    return spread(index:all_gather "data", value:all_gather "data") / info.ranks
+    return spread(index:all_gather(info.axes), value:all_gather(info.axes)) / info.ranks
   end
 end
 
@@ -111,9 +102,9 @@ function hooks.one_bit(bucket, info)
   local down = ops.where(above, 0, x):sum() / (x:numel() - ups + 1e-12)
   owe(x - ops.where(above, up, down))
   local n = info.ranks
-  local bits = ops.pack_signs(x):all_gather "data"
+  local bits = ops.pack_signs(x):all_gather(info.axes)
   local signs = ops.unpack_signs(bits:reshape { n, bits:numel() // n })
-  local ends = ops.stack({ up, down }):all_gather "data":reshape { n, 2 }
+  local ends = ops.stack({ up, down }):all_gather(info.axes):reshape { n, 2 }
   local u, d = column(ends, 0), column(ends, 1)
   local whole = ((u - d) / 2):permute { 1, 0 }:matmul(signs):reshape { x:numel() } + ((u + d) / 2):sum()
   return whole / n
@@ -123,7 +114,7 @@ end
 --- (Maleki et al. 2020).
 function hooks.adasum(bucket, info)
   local n, len = info.ranks, bucket:numel()
-  local all = bucket:all_gather "data":reshape { n, len }
+  local all = bucket:all_gather(info.axes):reshape { n, len }
   local out = {}
   for i, p in ipairs(info.parameters) do
     local next = info.parameters[i + 1]

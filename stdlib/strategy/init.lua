@@ -1,47 +1,66 @@
--- From `parallel = { ... }` to what the passes are told. A strategy is a table of functions, each of which may be
--- missing; `strategies` lists the library's own in the order in which they act, and a script may add its own:
+-- From `parallel = { ... }` to what the compiler is told. A strategy is a table of verbs, each of which may be missing; the
+-- library's own
+-- are files of this form, and a script adds its own with strategies = { ... }. docs/parallelism.md shows each verb by an example.
 --
 --   name                     for messages
 --   options                  rows of util.options: the keys of `parallel` that it reads
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
---   axes(p)                  list of { name =, size = ranks or "auto" (what is left), splits = "samples" | "stages" | nil }: the axes of the
---                            mesh that it adds; one that splits nothing cuts tensors by their placements
---   place(graph, p, mesh)    after the forward trace: tells graph:place where parameters and values lie
---   compile(o, p, mesh, graph, how)   adds to the options of graph:compile; how: see trace.train
---   fit(p, how, make)        make() traces and compiles a plan with what p says now: calls it until the plan fits, and
---                            returns its results
---   fits(p)                  whether fit would change anything; missing: it would
---   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the
---                            library's own
+--   axes(p)                  list of { name =, size = n or "auto", splits = "samples" or "stages" or nil }
+--   place(g, p, mesh)        after the forward trace: g:place(name, { axis = "S(0)" }) says where parameters lie
+--   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
+--   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
+--   keep(parameter, p)       nil (whole), or { states =, gradients =, parameters = lists of axes that share them, gather = "use" or
+--                            "step", each = "micro" or "step" }
+--   reduce(bucket, info, p)  traced: a partial sum over info.axes becomes the sum, or the rank's share of it; nil: the default
+--   gather(share, info, p)   traced: a share of a bucket's parameters becomes the whole bucket; nil: the default
+--   update(entry, g, p)      traced: what stands around the optimizer (update.lua); returns the new value
+--   replicas(p)              "equal" (nil), "differ", or "alone": with other first values, each seeing every sample
+--   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph), trace =
+--   function(g, p) }:
+--                            a plan of its own that runs after every so many steps
+--   wire(p)                  how gradients travel by default: { bucket_mb =, first_bucket_mb =, dtype =, by_registration = }
+--   pipeline(p, g, how)      what cuts the model into stages and orders them (pipeline.lua)
+--   fit(p, how, make), fits(p)   make() traces and compiles a plan with what p says now; fit calls it until the plan fits
+--   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the library's own
+local core = require "dtrain.core"
 local util = require "dtrain.util"
 
 local M = {}
 
 local own = { "data", "zero", "local_sgd", "tensor", "pipeline", "recompute" }
-local library = util.map(own, function(name) return require("dtrain.strategy." .. name) end)
+local library = {}
+for _, name in ipairs(own) do -- a file that is taken away takes its strategy with it, and no other
+  local ok, s = pcall(require, "dtrain.strategy." .. name)
+  if ok then library[#library + 1] = s
+  elseif not tostring(s):find("module 'dtrain.strategy." .. name .. "' not found", 1, true) then error(s, 0) end
+end
 
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
-  { "place", "function" }, { "compile", "function" }, { "fit", "function" }, { "variants", "table" } }
+  { "place", "function" }, { "recompute", "function" }, { "buckets", "function" }, { "keep", "function" },
+  { "reduce", "function" }, { "gather", "function" }, { "update", "function" }, { "replicas", "function|string" },
+  { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "fits", "function" }, { "variants", "table" } }
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
 
---- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks),
---- s:localize(graph, where), s:compile(options, mesh).
+--- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:localize(graph, where),
+--- s:compile(options, mesh, graph, how), s:each(verb).
 function M.new(given)
   local rows = { { "mesh", "table" }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
   for i, s in ipairs(given.strategies or {}) do
-    list[#list + 1] = util.options(("dt.job: parallel: strategies[%d]"):format(i), s, form)
+    local label = ("dt.job: parallel: strategies[%d]"):format(i)
+    list[#list + 1] = util.options(label, s, form)
+    list[#list].name = s.name or ("strategies[%d]"):format(i)
+    list[#list].scripts = true
   end
   local from = { mesh = "dtrain", strategies = "dtrain" }
-  for i, s in ipairs(list) do
+  for _, s in ipairs(list) do
     for _, row in ipairs(s.options or {}) do
       if from[row[1]] then
-        util.fail("dt.job: parallel: the option %s of strategy %s is %s's already; give it another name", row[1],
-          s.name or ("strategies[%d]"):format(i - #library), from[row[1]])
+        util.fail("dt.job: parallel: the option %s of strategy %s is %s's already; give it another name", row[1], s.name, from[row[1]])
       end
-      from[row[1]] = s.name or "another strategy"
+      from[row[1]] = s.name
       rows[#rows + 1] = row
     end
   end
@@ -50,19 +69,24 @@ function M.new(given)
   return self
 end
 
+-- ---- the mesh ----
 -- Axes lie in this order unless the script says another: stages far apart, parts of tensors close together.
 local outermost = { stages = 1, samples = 2 }
 
 local function check_axis(s, axis, i, seen)
-  local where = ("dt.job: parallel: axis %d of strategy %s"):format(i, s.name or "of yours")
+  local where = ("dt.job: parallel: axis %d of strategy %s"):format(i, s.name)
   axis = util.options(where, axis, { { "name", "string", required = true }, { "size", "string|count", required = true },
     { "splits", "string", choices = { "samples", "stages" } } })
   if type(axis.size) == "string" and axis.size ~= "auto" then
     util.fail("%s: size wants \"auto\" or a number of ranks, got %s", where, util.show(axis.size))
   end
   if seen[axis.name] then
-    util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", axis.name, s.name or "yours")
+    util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", axis.name, s.name)
   end
+  if axis.size == "auto" and s.scripts and seen.auto and not seen.scripts then -- the library's gives way to the script's
+    seen[seen.auto].size, seen.auto = 1, nil
+  end
+  seen.scripts = seen.scripts or (axis.size == "auto" and s.scripts)
   for _, key in ipairs { axis.splits == "stages" and "stages" or false, axis.size == "auto" and "auto" or false } do
     if key and seen[key] then
       util.fail("dt.job: parallel: the axes %s and %s both %s; one can", seen[key], axis.name,
@@ -161,13 +185,42 @@ function M.among(mesh, rank, what)
   return at, n
 end
 
-local function each(self, what, ...)
-  for _, s in ipairs(self.list) do if s[what] then s[what](...) end end
+-- ---- asking ----
+--- The one answer to a question that one strategy may answer: nil, or what ask(s) returned; two answers are an error.
+function Strategy:one(what, ask)
+  local answer, from
+  for _, s in ipairs(self.list) do
+    if s[what] then
+      local a = ask(s)
+      if a ~= nil and answer ~= nil then
+        util.fail("dt.job: parallel: the strategies %s and %s both say %s; leave one of them out", from.name, s.name, what)
+      end
+      if a ~= nil then answer, from = a, s end
+    end
+  end
+  return answer
+end
+
+--- The strategies that have a verb, in order.
+function Strategy:with(verb) return util.filter(self.list, function(s) return s[verb] ~= nil end) end
+
+--- Whether replicas are "equal", "differ" or are "alone".
+function Strategy:replicas()
+  return self:one("replicas", function(s)
+    local r = s.replicas
+    if type(r) == "function" then r = r(self.p) end
+    if r ~= nil and not util.contains({ "equal", "differ", "alone" }, r) then
+      util.fail("dt.job: parallel: replicas of %s is \"equal\", \"differ\" or \"alone\", got %s", s.name, util.show(r))
+    end
+    return r
+  end) or "equal"
 end
 
 --- From the traced graph, in whole shapes, to that of the rank at `where` (job:where_is).
 function Strategy:localize(graph, where)
-  each(self, "place", graph, self.p, where.mesh)
+  for _, s in ipairs(self:with "place") do s.place(graph, self.p, where.mesh) end
+  local again = self:one("recompute", function(s) return s.recompute(graph, self.p) end)
+  if again then graph:recompute(again) end
   graph:localize { rank = where.rank, sequence = self.p.sequence and { "tensor" } or nil }
 end
 
@@ -178,15 +231,70 @@ function Strategy:tries()
 end
 
 function Strategy:fit(how, make)
-  for _, s in ipairs(self.list) do
-    if s.fit then
-      local inner = make
-      make = function() return s.fit(self.p, how, inner) end
-    end
+  for _, s in ipairs(self:with "fit") do
+    local inner = make
+    make = function() return s.fit(self.p, how, inner) end
   end
   return make()
 end
 
-function Strategy:compile(options, mesh, graph, how) each(self, "compile", options, self.p, mesh, graph, how) end
+local Info = {} -- what reduce and gather know: docs/parallelism.md
+Info.__index = Info
+function Info:state(name, shape, o)
+  return self.graph:local_state(("%s.bucket%d:%s"):format(self.verb, self.number, name), shape, o)
+end
+function Info:assign(state, value) self.graph:assign(state, value) end
+
+local function same(a, b)
+  for i = 1, math.max(#a, #b) do if a[i] ~= b[i] then return false end end
+  return true
+end
+
+-- A verb that is traced for a bucket, as graph:compile calls it.
+local function traced(self, verb)
+  if #self:with(verb) == 0 then return nil end
+  return function(graph, bucket, number, parameters, axes)
+    table.sort(parameters, function(a, b) return a.begin < b.begin end)
+    local info = setmetatable({ graph = graph, verb = verb == "reduce" and "hook" or verb, number = number, axes = axes,
+      parameters = parameters, ranks = core.axes_size(bucket, axes) }, Info)
+    return self:one(verb, function(s)
+      local out = s[verb](bucket, info, self.p)
+      if out == nil then return nil end
+      local d = debug.getinfo(s[verb], "S")
+      local at = s.where and s.where(self.p) or ("%s:%d"):format(d.short_src, d.linedefined)
+      if not core.is_symbolic(out) then
+        util.fail_at(at, "%s of strategy %s must return the bucket, got %s (%s)", verb, s.name, util.show(out), util.kind(out))
+      end
+      if not util.contains({ "f32", "bf16", "f16", "f64" }, out:dtype()) then
+        util.fail_at(at, "%s of strategy %s returned %s; it must be a float", verb, s.name, out:dtype())
+      end
+      if verb == "reduce" and not same(out:shape(), bucket:shape()) and out:numel() * info.ranks < bucket:numel() then
+        util.fail_at(at, "reduce of strategy %s returned shape %s for a bucket of shape %s; it must keep the shape, or be a share",
+          s.name, util.show(out:shape()), util.show(bucket:shape()))
+      end
+      return out
+    end)
+  end
+end
+
+--- What graph:compile is told besides the job's own.
+function Strategy:compile(options, _, graph, how)
+  local p = self.p
+  options.replicas = self:replicas()
+  for _, s in ipairs(self:with "wire") do
+    for key, v in util.sorted(s.wire(p, options)) do options[key] = v end
+  end
+  if #self:with "keep" > 0 then
+    options.keep = function(q) return self:one("keep", function(s) return s.keep(q, p) end) end
+  end
+  if options.train then
+    if #self:with "buckets" > 0 then
+      options.buckets = function(list) return self:one("buckets", function(s) return s.buckets(list, p) end) end
+    end
+    options.reduce = traced(self, "reduce")
+  end
+  options.gather = traced(self, "gather")
+  for _, s in ipairs(self:with "pipeline") do s.pipeline(options, p, graph, how) end
+end
 
 return M

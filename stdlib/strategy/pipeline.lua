@@ -54,7 +54,7 @@ function P.schedule(p, micro)
   return p.known[micro], name
 end
 
-function P.compile(o, p, _, graph, how)
+function P.pipeline(o, p, graph, how)
   if p.pipeline == 1 then return end
   o.pipeline = { chunks = p.chunks, where = util.where() }
   if not o.train then return end

@@ -35,9 +35,9 @@ local function chosen(r, name)
   end
 end
 
-function R.place(graph, p)
+function R.recompute(graph, p)
   local r = p.recompute
-  if not r then return end
+  if not r then return nil end
   local names, segments, n = graph:blocks(), {}, 0
   local wants = not r.ops or r.match
   if wants and #names == 0 then
@@ -53,7 +53,7 @@ function R.place(graph, p)
     util.fail("parallel: recompute: match: no block is named so; %s", util.suggest(r.match[1], names))
   end
   r.count = n
-  graph:recompute { ops = r.ops, segments = wants and segments or nil, communication = r.communication }
+  return { ops = r.ops, segments = wants and segments or nil, communication = r.communication }
 end
 
 function R.fits(p) return p.recompute ~= nil and p.recompute.bytes ~= nil end

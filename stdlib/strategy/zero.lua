@@ -18,8 +18,14 @@ function Z.check(p)
   end
 end
 
-function Z.compile(o, p)
-  o.zero, o.resident = p.zero, p.resident or 100000
+local axes = { "data" }
+
+function Z.keep(parameter, p)
+  if p.zero == 0 then return nil end
+  local use = p.zero == 3 and parameter.numel >= (p.resident or 100000)
+  local gradient = p.gradient or {}
+  return { states = axes, gradients = p.zero >= 2 and axes or nil, parameters = axes, gather = use and "use" or "step",
+    each = gradient.every }
 end
 
 return Z

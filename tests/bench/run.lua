@@ -1,11 +1,13 @@
 -- make bench: speed and memory of dtrain beside their floors, and beside PyTorch's where DT_PEER_PYTHON names a Python that has it.
 --   DT_BUILD=build lua5.4 tests/bench/run.lua [word ...]      words choose rows: gpt mlp4 linear mlp128 cnn zero tensor pipeline start
 --                                                             allreduce plan
+--   DT_BEFORE=checkout       a built checkout of an earlier commit: its step is timed beside ours, and the ratio printed
 -- Each figure is the median over rounds (DT_BENCH_ROUNDS, 3); in a round every competitor of a row runs once, one after
 -- another, so that a slow minute of the machine hits all alike. Nothing else should run meanwhile.
 local build = os.getenv "DT_BUILD" or "build"
 local python = os.getenv "DT_PEER_PYTHON"
 local rounds = tonumber(os.getenv "DT_BENCH_ROUNDS" or "") or 3
+local before = os.getenv "DT_BEFORE"
 local words = { table.unpack(arg) }
 
 local function capture(command)
@@ -34,11 +36,16 @@ local function result(text)
   end
   return out
 end
-local function ours(work, ranks, threads, more)
-  local command = ("%s/dtrain tests/bench/work.lua --work %s --ranks %d --threads %d %s"):format(build, work, ranks, threads,
+-- The step of a build: run() -> figures, and the same of the earlier one, or nil.
+local function step_of(root, program, work, ranks, threads, more)
+  local command = ("%s %stests/bench/work.lua --work %s --ranks %d --threads %d %s"):format(program, root, work, ranks, threads,
     more or "")
   if ranks > 1 then command = ("tests/tools/ranks %d %s"):format(ranks, command) end
   return function() return result(capture(command)) end
+end
+local function ours(work, ranks, threads, more)
+  return step_of("", build .. "/dtrain", work, ranks, threads, more),
+    before and step_of(before .. "/", before .. "/build/dtrain", work, ranks, threads, more)
 end
 local function floor(ranks, threads)
   local command = ("%s/bench/matmul_floor %d"):format(build, 2048 // ranks)
@@ -157,7 +164,7 @@ io.write((capture(build .. "/dtrain --version")))
 for _, row in ipairs(rows) do
   if wanted(row.name) then
     print("\n" .. row.title)
-    local runs, figures = {}, {}
+    local runs, figures, earlier = {}, {}, {}
     local most = 0
     for i = 1, 5 do if row[i] and row[i][2] then most = i end end
     for _ = 1, rounds do
@@ -165,6 +172,10 @@ for _, row in ipairs(rows) do
         if row[i] and row[i][2] then
           runs[i] = runs[i] or {}
           table.insert(runs[i], row[i][2]())
+        end
+        if row[i] and row[i][3] then
+          earlier[i] = earlier[i] or {}
+          table.insert(earlier[i], row[i][3]().step_us)
         end
       end
     end
@@ -184,6 +195,7 @@ for _, row in ipairs(rows) do
         if f.peak_mb then text = text .. (" %8.0f MB peak"):format(f.peak_mb) end
         if f.plan_mb then text = text .. (", %.0f MB planned"):format(f.plan_mb) end
         print(text)
+        if earlier[i] then judge("of the earlier build's step", f.step_us / median(earlier[i]), 1.03, "<=") end
       end
     end
     for _, c in ipairs(row.claims) do judge(c[1], c[2](figures), c[3], c[4]) end
@@ -202,8 +214,14 @@ if wanted "plan" then
     end
     print(("  %-60s %s"):format(title, pretty(median(list) * 1e6)))
     judge("s", median(list), bar, "<=")
+    return median(list)
   end
-  timed("a GPT of 175 billion on 4096 ranks", build .. "/dtrain plan examples/strategies/gpt_175b.lua --ranks 4096", 5)
+  local function deep(words_) return ("%s/dtrain plan tests/bench/deep.lua %s"):format(build, words_) end
+  timed("a GPT of 175 billion on 4096 ranks", build .. "/dtrain plan examples/strategies/gpt_175b.lua --ranks 4096", 2)
+  local once, twice = timed("a GPT of 128 layers", deep "--layers 128"), timed("a GPT of 256 layers", deep "--layers 256")
+  judge("times as long for 256 layers as for 128", twice / once, 2.2, "<=")
+  timed("a GPT of 1000 layers on 8 ranks", deep "--layers 1000 --ranks 8", 5)
+  timed("m = m * m + m, 64 times, in two stages", deep "--squares 64 --pipeline 2 --ranks 2", 1)
 end
 
 if wanted "allreduce" then

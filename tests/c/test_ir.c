@@ -109,7 +109,7 @@ static const char *const rules[][2] = {
     {"argmax f32[2,3]", "i64[2]"},
     {"argmax f32[2,3] dim=0 keepdim=1", "i64[1,3]"},
     {"argmax f32[2,0]", "!argmax: [2,0] has no elements along dim 1"},
-    {"sum_squares f32[2,3] f32[4]", "f32[]"},
+    {"sum_squares f32[2,3] f32[4]", "f64[]"},
     {"sum_squares i32[2]", "!sum_squares: input 1 is i32"},
     {"cumsum f32[2,3] dim=-1", "f32[2,3]"},
     {"cumsum i64[2,3] dim=0", "!cumsum: input 1 is i64"},
@@ -234,6 +234,7 @@ static const char *const rules[][2] = {
     {"all_to_all f32[4,6] axes=1 n=2", "f32[4,6]"},
     {"all_to_all f32[6,4] axes=1 n=4", "!all_to_all: dim 0 of [6,4] does not divide by 4 ranks; 4 or 8 would"},
     {"broadcast f32[4,6] axes=1", "f32[4,6]"},
+    {"shift f32[4,6] axes=1 by=1", "f32[4,6]"},
     /* arity */
     {"add f32[2]", "!add: takes 2 tensors, got 1"},
     {"layer_norm f32[2] f32[2] f32[2] f32[2]", "!layer_norm: takes 1 to 3 tensors, got 4"},

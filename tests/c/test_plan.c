@@ -1,6 +1,13 @@
 /* The passes, the plan and the executor on graphs built in C: a small MLP trained by plain SGD against a scalar reference written out
  * here, for every accumulation, ragged batch and precision; the memory plan against its invariant; fusion and merging by what they leave. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
+#include "guard.h"
 #include "t.h"
 
 enum { IN = 6, HID = 5, OUT = 3, SAMPLES = 23 };
@@ -96,13 +103,20 @@ static dt_status train_plan(dt_graph *g, dt_spec s, int64_t rows, const dt_layou
   return dt_plan_build(g, &s, rows, out, e);
 }
 
+/* ZeRO's stages (ctx: 0 to 3) over the axis of samples: what a strategy's verb keep answers. */
+static dt_status keep_shares(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
+  (void)param, (void)e;
+  int zero = *(int *)ctx;
+  if (zero)
+    *out = (dt_keeping){
+        .states = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES), .parameters = true, .use = zero == 3, .each = zero > 1};
+  return DT_OK;
+}
 static dt_spec spec_for(int precision) {
   return (dt_spec){.threads = ctx->threads,
                    .train = true,
                    .precision = precision,
-                   .comm_dtype = precision,
-                   .bucket_bytes = 25 << 20,
-                   .first_bucket_bytes = 1 << 20,
+                   .verbs = {.wire = precision, .bucket_bytes = 25 << 20, .first_bucket_bytes = 1 << 20},
                    .workspace = dt_ctx_workspace};
 }
 
@@ -154,6 +168,15 @@ static double ref_step(double *w1, double *b1, double *w2, double *b2, int a, in
   return loss;
 }
 
+/* A parameter's f32 values, whole; returns how many. */
+static int64_t read_back(dt_exec *x, const char *name, float *to) {
+  dt_err e = {0};
+  int number = dt_exec_find(x, name);
+  dt_type t = dt_exec_type(x, number);
+  T_CHECK(t.dtype == DT_F32 && !dt_exec_read(x, number, to, &e));
+  return dt_numel(&t);
+}
+
 static void trains_like_reference(int64_t global, int64_t micro, int precision, double tol) {
   dt_err e = {0};
   dt_view views[2] = {dt_view_make(X, &(dt_type){DT_F32, 2, {SAMPLES, IN}}),
@@ -173,7 +196,7 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
     return;
   }
   double lr = 0.1;
-  dt_exec_opts o = {.lr = &lr, .nlr = 1, .nominal_count = (double)global};
+  dt_exec_opts o = {.lr = lr, .nominal_count = (double)global};
   T_CHECK(!dt_exec_new(ctx, main, &o, &x, &e));
   for (int i = 1; i < ns; i++) {
     dt_plan *p = NULL;
@@ -184,9 +207,10 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
   if (dt_exec_ready(x, &e)) T_STR(e.text, "");
   double w[4][HID * IN];
   const char *pn[4] = {"up.weight", "up.bias", "down.weight", "down.bias"};
+  float have[HID * IN];
   for (int i = 0; i < 4; i++) {
-    dt_view v = dt_exec_get(x, pn[i]);
-    for (int64_t k = 0; k < dt_numel(&v.t); k++) w[i][k] = dt_get(v.p, v.t.dtype, k);
+    int64_t n = read_back(x, pn[i], have);
+    for (int64_t k = 0; k < n; k++) w[i][k] = have[k];
   }
   int at = 0;
   for (int step = 0; step < 9; step++) {
@@ -202,12 +226,38 @@ static void trains_like_reference(int64_t global, int64_t micro, int precision, 
     T_NEAR(info.norm, norm, 3 * tol * (1 + norm));
   }
   for (int i = 0; i < 4; i++) {
-    dt_view v = dt_exec_get(x, pn[i]);
-    for (int64_t k = 0; k < dt_numel(&v.t); k++) T_NEAR(dt_get(v.p, v.t.dtype, k), w[i][k], tol);
+    int64_t n = read_back(x, pn[i], have);
+    for (int64_t k = 0; k < n; k++) T_NEAR(have[k], w[i][k], tol);
   }
   dt_exec_free(x);
   dt_loader_free(l);
   dt_dataset_free(ds);
+}
+
+/* The same with device memory that the host cannot touch: the executor does all through the device's table. */
+static void guarded(int precision, double tol) {
+  guard g = {.b = {&guard_vt}, .inner = ctx->dev};
+  ctx->dev = &g.b;
+  trains_like_reference(8, 3, precision, tol);
+  ctx->dev = g.inner;
+  T_CHECK(g.areas == 0 && g.open == 0);
+}
+
+/* That such a touch would be seen: a child process makes one. */
+static void touched(void) {
+  dt_err e = {0};
+  guard g = {.b = {&guard_vt}, .inner = ctx->dev};
+  char *p = NULL;
+  int status = 0;
+  T_CHECK(guard_alloc(&g.b, 100, (void **)&p, &e) == DT_OK);
+  pid_t child = fork();
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile char *)p = 1;
+    _exit(0);
+  }
+  T_CHECK(waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  guard_free(&g.b, p, 100);
 }
 
 /* values whose lifetimes meet do not overlap, except in-place successors made by one node */
@@ -264,6 +314,12 @@ for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
 T_TEST ("bf16 follows the f32 reference") trains_like_reference(8, 3, DT_BF16, 3e-2);
 T_TEST ("f16 with a dynamic loss scale follows the f32 reference") trains_like_reference(8, 3, DT_F16, 4e-3);
 
+T_TEST ("the step touches device memory through the device alone") {
+  touched();
+  guarded(DT_F32, 2e-6);
+  guarded(DT_F16, 4e-3);
+}
+
 T_TEST ("the memory plan overlaps nothing that lives together, and the optimizer is one pass a bucket") {
   dt_plan *p = NULL;
   T_CHECK(!train_plan(mlp(16, false, NULL), spec_for(DT_F32), 16, NULL, &p, &e));
@@ -306,7 +362,7 @@ T_TEST ("on a data axis every bucket is reduced once, after the last microbatch"
   dt_mesh mesh = {.naxes = 1, .name = {"data"}, .size = {4}, .role = {DT_AXIS_SAMPLES}};
   dt_plan *p = NULL;
   dt_spec s = spec_for(DT_F32);
-  s.first_bucket_bytes = 64, s.bucket_bytes = 64;
+  s.verbs.first_bucket_bytes = 64, s.verbs.bucket_bytes = 64;
   T_CHECK(!train_plan(mlp(16, false, &mesh), s, 16, NULL, &p, &e));
   T_CHECK(count_op(p, 1, DT_OP_all_reduce) == p->layout.nbucket && p->layout.nbucket > 1);
   for (int i = 0; i < p->seg[1].ins.n; i++)
@@ -322,7 +378,7 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
     g->param.p[1].partial = 1 << 1;                   /* up.bias: a partial sum over it */
     g->param.p[3].counted = false;                    /* down.bias: counted on another stage */
     dt_spec s = spec_for(DT_F32);
-    s.zero = zero;
+    s.verbs.keep = keep_shares, s.verbs.ctx = &zero;
     dt_plan *p = NULL;
     T_CHECK(!train_plan(g, s, 16, NULL, &p, &e));
     int data = zero ? 1 : 0, sharded = 0, plain = 0, partial = 0, squares = 0;
@@ -334,8 +390,7 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
         if (k == 2) {
           sharded += x->group.axes == (data | 2), plain += x->group.axes == data;
         } else {
-          partial += x->group.axes ==
-                     (zero ? 2 : 3); /* its own bucket: over "data" and "tensor", or the rest after scattering */
+          partial += x->group.axes == (zero ? 2 : 3); /* its own bucket: over both axes, or the rest after scattering */
         }
       }
     T_CHECK(sharded == 1 && plain == (zero ? 1 : 0) && partial == 1 && squares == 3);

@@ -1,6 +1,8 @@
 /* The checker of pipeline schedules: what it accepts, what it finds out, and what it says about lists that cannot run; and the cutter of stages
  * on a small graph built in C. */
 #include "dt.h"
+#include "exec/ctx.h"
+#include "plan/plan.h"
 #include "t.h"
 
 static dt_err e;
@@ -57,9 +59,7 @@ static dt_graph *net(const dt_mesh *mesh, int layers) {
 static dt_status cut(dt_graph *g, int rank, const char *const *const *starts, bool split) {
   dt_spec s = {.train = true,
                .precision = DT_F32,
-               .comm_dtype = DT_F32,
-               .bucket_bytes = 1 << 20,
-               .first_bucket_bytes = 1 << 20,
+               .verbs = {.wire = DT_F32, .bucket_bytes = 1 << 20, .first_bucket_bytes = 1 << 20},
                .rank = rank,
                .starts = starts,
                .split = split,

@@ -1,9 +1,11 @@
--- Attention whose keys have a bias. Softmax takes away what all keys share, so the gradient of that bias is zero, and what is computed is
--- rounding: a job for tests of `dtrain check`.
+-- Attention whose keys have a bias. Softmax takes away what all keys share, so the gradient of that bias is zero, and what is computed
+-- is rounding: a job for tests of `dtrain check`.
 local dt = require "dtrain"
 local nn = dt.nn
 local A = nn.module "A"
-function A:init(w) self.q, self.k, self.v, self.o = nn.Linear(w, w), nn.Linear(w, w), nn.Linear(w, w), nn.Linear(w, w); self.e = nn.Embedding(50, w) end
+function A:init(w)
+  self.q, self.k, self.v, self.o, self.e = nn.Linear(w, w), nn.Linear(w, w), nn.Linear(w, w), nn.Linear(w, w), nn.Embedding(50, w)
+end
 function A:forward(x)
   x = self.e(x)
   local b, t, w = table.unpack(x:shape())

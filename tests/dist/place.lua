@@ -9,7 +9,8 @@ local nn, optim, data = dt.nn, dt.optim, dt.data
 
 local args = dt.args { dir = "", only = "", most = 1000000 }
 
-local axis = { name = "cut", options = { { "parts", "count", 1 } }, axes = function(p) return { { name = "cut", size = p.parts } } end }
+local axis = { name = "cut", options = { { "parts", "count", 1 } } }
+function axis.axes(p) return { { name = "cut", size = p.parts } } end
 
 local Case = nn.module "Case"
 function Case:init(c, how, weights)

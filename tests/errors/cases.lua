@@ -230,6 +230,10 @@ case("a module that is not there", { before = "require 'no.such.module'", line =
 case("an empty error", { before = "error()", says = "error value that is nil" })
 
 -- ---- started or written wrongly ----
+case("a split of counts and fractions", { line = "data", says = "split has counts %(90%) beside a fraction %(valid = 0.1%); give",
+  data = "data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100, split = { train = 90, valid = 0.1 } }" })
+case("a schedule that gives no number late", { more = "schedule = function(step) return step < 90 and 1 or nil end,", steps = "100", line = "job",
+  says = "must return a number %(a factor on lr%), got nil at step 9%d" })
 case("a job that is not returned", { script = 'local dt = require "dtrain"\nlocal job = dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4,'
   .. ' optimizer = dt.optim.SGD { lr = 1 }, data = dt.data.synthetic { inputs = { 2 }, targets = { 2 } }, steps = 1 }\n', line = 2,
   says = "this job was never trained; return it", ranks = 2 })
@@ -238,6 +242,15 @@ case("a misspelt global", { before = "local chkpt = { dir = 'x' }", more = "chec
 case("a library that was not named", { before = "print(metrics)", line = "before", says = "'metrics' was never set; did you mean dt%.metrics" })
 case("a misspelt global in a file beside the script", { before = "require 'part'", files = { ["part.lua"] = "return wdith" },
   says = "part.lua:1: the name 'wdith' was never set" })
+case("math.random in a forward", { line = 3, ranks = 2,
+  before = "local M = nn.module 'M' function M:init() self.l = nn.Linear(10, 5) end function M:forward(x) return self.l(x) * math.random() end",
+  model = "M()", says = "math.random%(%) in a forward, which runs once: every step would see this one number; draw it before the job" })
+case("resume with more than a folder", { script = [[
+local dt = require "dtrain"
+local engine = dt.engine(dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4, optimizer = dt.optim.SGD { lr = 1 },
+  data = dt.data.synthetic { inputs = { 2 }, targets = { 2 } }, steps = 1 })
+engine:resume("best", { strict = false })
+]], line = 4, says = "engine:resume takes a folder and nothing else" })
 for _, env in ipairs { "PMI_RANK=0 PMI_SIZE=2", "SLURM_PROCID=1 SLURM_NTASKS=2", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4", "PMIX_RANK=1",
   "MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3", "RANK=1 WORLD_SIZE=2" } do
   case("ranks that do not find each other, " .. env, { env = env, says = "one of several %(.-=%d%), but it found no other rank; start it with "
@@ -346,13 +359,12 @@ hook("returns nothing", "", "hook must return the reduced bucket, got nil")
 hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has .-data", "job")
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
-parallel("a hook and a pipeline", "pipeline = 2, gradient = { hook = dt.hooks.bf16 }", "gradient%.hook and pipeline = 2: .- set pipeline = 1, or leave the hook out", { plan = 2 })
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
 parallel("a hook and independent replicas", "independent = true, gradient = { hook = dt.hooks.bf16 }", "independent and gradient%.hook: .- leave one out")
 parallel("blocks that do not divide the ranks", "gradient = { hook = dt.hooks.hierarchical { inner = 3 } }", "blocks of 3 do not divide 4 ranks; inner = 1 or 4 would", { plan = 4 })
 parallel("independent replicas and ZeRO", "independent = true, zero = 1", "independent and zero = 1: .- set zero = 0")
 parallel("replicas that meet and ZeRO", "sync = { every = 2 }, zero = 2", "sync and zero = 2: .- set zero = 0")
-parallel("replicas that meet and tensor", "sync = { every = 2 }, tensor = 2", "sync works on the axis data alone; set tensor = 1 and pipeline = 1")
+parallel("replicas that meet by an outer optimizer, and tensor", "sync = { every = 2, outer = optim.SGD { lr = 1 } }, tensor = 2", "sync%.outer works on whole models; set tensor = 1 and pipeline = 1")
 parallel("replicas that both meet and do not", "sync = { every = 2 }, independent = true", "both sync and independent; .- leave one out")
 parallel("replicas that meet at no time", "sync = {}", "sync needs 'every'")
 parallel("an outer optimizer that is none", "sync = { every = 2, outer = 3 }", "outer wants an optimizer such as")
@@ -361,6 +373,37 @@ parallel("a strategy that is none", "strategies = { 3 }", "strategies%[1%] wants
 parallel("a strategy with an unknown key", "strategies = { { plac = function() end } }", "no option 'plac'; did you mean 'place'")
 parallel("a strategy with a known option", "strategies = { { name = 'mine', options = { { 'zero', 'integer', 0 } } } }", "the option zero of strategy mine is zero's already; give it another name")
 parallel("a strategy with a known axis", "strategies = { { name = 'mine', axes = function() return { { name = 'tensor', size = 2 } } end } }", "two strategies add the axis \"tensor\"; give the one of mine", { plan = 2 })
-parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy of yours: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
+parallel("a strategy whose axis has no size", "strategies = { { axes = function() return { { name = 'm', size = 'x' } } end } }", 'axis 1 of strategy strategies%[1%]: size wants "auto" or a number of ranks, got "x"', { plan = 2 })
+
+-- values that are not finite, labels out of range: the same words in every dtype and in evaluation
+for _, dtype in ipairs { "f32", "bf16", "f16" } do
+  case("a label out of range in " .. dtype, { model = "nn.Linear(10, 3)", loss = "nn.CrossEntropy()",
+    data = "data.tensors { inputs = dt.ones { 8, 10 }, targets = dt.full({ 8 }, 7, 'i64') }", batch = "8", more = "precision = '" .. dtype .. "'",
+    says = "cross_entropy: label 7 is outside 0 to 2; labels count from 0", ranks = 2 })
+  case("a loss that is NaN in " .. dtype, { loss = "function(y, t) return (y - t):sum():log() * 0 - 1 / dt.zeros {}:to 'f32' end", before = "",
+    more = "precision = '" .. dtype .. "'", says = "step 1: the loss is .* first value that is not finite", ranks = 2 })
+end
+case("an overflow that no loss scale helps", { loss = "function(y, t) return ((y - t) * 1e4):square():mean() end", steps = "100",
+  more = "precision = { dtype = 'f16', loss_scale = 1e30 }", says = "20 steps in a row overflowed at a loss scale that shrinks no more" })
+case("a label out of range in evaluation", { model = "nn.Linear(10, 3)", loss = "nn.CrossEntropy()",
+  data = "{ train = data.synthetic { inputs = { 10 }, classes = 3 }, valid = data.tensors { inputs = dt.ones { 4, 10 }, targets = dt.full({ 4 }, 7, 'i64') } }",
+  more = "eval = { metrics = { 'accuracy', 'top_2' } }", says = "label 7 is outside 0 to 2; labels count from 0", ranks = 2 })
+case("labels that only broadcast", { model = "nn.Linear(10, 3)", loss = "function(y, t) return nn.cross_entropy(y, t:squeeze(-1)) end",
+  data = "data.tensors { inputs = dt.ones { 8, 10 }, targets = dt.zeros({ 8, 1 }, 'i64'), split = { train = 4, valid = 4 } }", batch = "4",
+  more = "eval = { metrics = { 'accuracy' } }", says = "metric accuracy: the output is {4, 3}, so the labels must be {4}, but the targets are {4, 1}" })
+-- ranges of hyperparameters
+for _, o in ipairs { { "AdamW { lr = 1, betas = { 0.9, 1 } }", "betas wants a number from 0 to less than 1, got 1" },
+  { "Adam { lr = 1, betas = { 1.5, 0.9 } }", "betas wants a number from 0 to less than 1, got 1.5" },
+  { "AdamW { lr = 1, eps = -1 }", "eps wants a number of at least 0, got %-1" },
+  { "SGD { lr = 1, momentum = -2 }", "momentum wants a number from 0 to 1, got %-2" },
+  { "RMSprop { lr = 1, alpha = 2 }", "alpha wants a number from 0 to 1, got 2" },
+  { "Lion { lr = 1, weight_decay = -1 }", "weight_decay wants a number of at least 0, got %-1" },
+  { "SGD { lr = 1, groups = { { match = 'weight', momentum = 3 } } }", "groups%[1%]: momentum wants a number from 0 to 1, got 3" } } do
+  case("a hyperparameter out of its range: " .. o[1], { optimizer = "optim." .. o[1], line = "optimizer", says = o[2] })
+end
+case("a group that matches nothing", { optimizer = "optim.SGD { lr = 1, groups = { { match = { 'bias', 'wieght' }, lr = 2 } } }", line = "optimizer",
+  says = 'groups%[1%]: the pattern "wieght" matches no parameter; did you mean \'weight\'' })
+case("batch norm with one value a channel", { model = "nn.Sequential { nn.BatchNorm2d(3) }", batch = "1", line = "model",
+  data = "data.synthetic { inputs = { 3, 1, 1 }, targets = { 3, 1, 1 } }", says = "one value a channel, whose variance is 0.-larger" })
 
 return M

@@ -142,6 +142,69 @@ describe("a run that is asked to stop", function()
   end
 end)
 
+describe("mpirun that kills before a slow step has ended", function()
+  local body = [[
+local dt = require "dtrain"
+local nn, optim, data = dt.nn, dt.optim, dt.data
+local rows = function() require "dtrain.core".sleep(0.35) return dt.ones { 10 }, dt.ones { 5 } end
+return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer = optim.SGD { lr = 0.1 }, steps = 1000,
+  data = data.from(rows, 40), checkpoint = { dir = "ck" }, log_every = 2 }]]
+  -- Sends SIGTERM to mpirun after its first lines.
+  local function stopped(flags)
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", body)
+    local line = ([[sh %s/tests/tools/ranks 2 %s a.lua > log 2>&1 & pid=$!; for i in $(seq 200); do grep -q "step 2/" log && break
+      sleep 0.1; done; kill -TERM $pid; wait $pid; cat log]]):format(support.root, support.quote(support.dtrain))
+    local _, text = support.sh("sh -c " .. support.quote(line), { dir = dir, seconds = 60, env = flags })
+    return text, support.list(dir)
+  end
+  it("is told of, with what to set", function()
+    local text = stopped "LC_ALL=C"
+    assert.matches("note: a step takes %d[%d.]* s, and mpirun ends its ranks 1.2 s after a SIGTERM, before they have saved; "
+      .. "start it with mpirun %-%-mca odls_base_sigkill_timeout %d%d", text)
+  end)
+  it("waits for the save when it is set", function()
+    local text, files = stopped "OMPI_MCA_odls_base_sigkill_timeout=20"
+    assert.is_nil(text:find "note: a step takes")
+    assert.matches("stopped after step %d+; saved", text)
+    assert.matches("manifest.json", files)
+  end)
+end)
+
+describe("a rank that waits", function()
+  local function stalled(body, words)
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", 'local dt = require "dtrain"\nlocal nn, optim, data = dt.nn, dt.optim, dt.data\n' .. body)
+    return support.run("a.lua", { dir = dir, ranks = 2, seconds = 40, env = "DT_STALL_SECONDS=1 " .. (words or "") })
+  end
+  it("says so again and again", function()
+    local code, text = stalled "if dt.rank() == 0 then require 'dtrain.core'.sleep(4.5) end dt.barrier()"
+    assert.are.equal(0, code, text)
+    assert.matches("has waited 1 s for rank 0", text)
+    assert.matches("has waited 2 s for rank 0", text)
+  end)
+  it("ends the job where DT_STALL_ABORT asks for it", function()
+    local code, text, seconds = stalled("if dt.rank() == 0 then require 'dtrain.core'.sleep(20) end dt.barrier()", "DT_STALL_ABORT=1")
+    assert.are_not.equal(0, code, text)
+    assert.is_true(seconds < 12, text)
+  end)
+  it("does not end it while a checkpoint is written", function()
+    local code, text = stalled([[
+local engine = dt.engine(dt.job { model = nn.Sequential { nn.Linear(2000, 5000), nn.Linear(5000, 5) }, loss = nn.MSE(), batch = 4,
+  optimizer = optim.SGD { lr = 0.01 }, data = data.synthetic { inputs = { 2000 }, targets = { 5 }, samples = 100 }, steps = 2 })
+for _, batch in engine:batches() do engine:step(batch) end
+if dt.rank() == 0 then -- the writer stands still for a while
+  os.execute [=[pid=$PPID; ( for i in $(seq 2000); do ls ck/*.tmp > /dev/null 2>&1 && break; sleep 0.002; done
+    kill -STOP $pid; sleep 3.5; kill -CONT $pid ) > /dev/null 2>&1 &]=]
+end
+engine:save "ck"
+if dt.rank() == 0 then print "saved" end]], "DT_STALL_ABORT=1")
+    assert.are.equal(0, code, text)
+    assert.matches("busy with writing a checkpoint", text)
+    assert.matches("saved\n", text)
+  end)
+end)
+
 describe("ranks", function()
   it("print on rank 0 only", function()
     local text = train(support.folder(), "", 3)
@@ -167,6 +230,24 @@ describe("ranks", function()
     local code, text = support.run(dir .. "/who.lua", { ranks = 3 })
     assert.are.equal(0, code, text)
     assert.are.equal("0 3 0 3, 1 3 1 3, 2 3 2 3: 6 1 6 10 1 21", (text:gsub("\n", "")))
+  end)
+  it("exchange parts of one size: others are an error that names it, at the prompt and in a model", function()
+    local dir = support.folder()
+    support.write(dir .. "/now.lua", [[local dt = require "dtrain"
+dt.all_to_all(dt.ones { 3, 2 })]])
+    support.write(dir .. "/model.lua", [[local dt = require "dtrain"
+local Turn = dt.nn.module "Turn"
+function Turn:init() self.line = dt.nn.Linear(4, 3) end
+function Turn:forward(x) return (self.line(x):all_to_all "data") end
+return dt.job { model = Turn(), loss = function(y) return y:mean() end, batch = 6, steps = 1, optimizer = dt.optim.SGD { lr = 0.1 },
+  data = dt.data.synthetic { inputs = { 4 }, targets = { 1 }, samples = 12 } }]])
+    for _, c in ipairs {
+      { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
+      { "model", "model.lua:4: all_to_all: dim 0 of [3,3] does not divide by 2 ranks; 2 or 4 would" } } do
+      local code, text = support.run(("%s/%s.lua"):format(dir, c[1]), { ranks = 2 })
+      assert.are.equal(1, code, text)
+      assert.is_truthy(text:find(c[2], 1, true), text)
+    end
   end)
   for _, hosts in ipairs { 2, 3 } do
     it(("on %d pretended hosts, in pieces of 64 bytes, train as one process does"):format(hosts), function()

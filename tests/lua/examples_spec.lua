@@ -5,6 +5,9 @@ local cases = { -- script, ranks, words that make it short, what explain shows
   { "zero3", 2, "--steps 2", "reduce_scatter data" }, { "tensor_sequence", 2, "--steps 2", "reduce_scatter tensor" },
   { "pipeline_own_schedule", 4, "--steps 2", "stage 0  F1 F2 F3 F4 F5 F6 F7" },
   { "gradient_hook", 2, "--steps 3", "the script's hook" },
+  { "ddp_from_scratch", 2, "--steps 2", "all_reduce replica" }, { "zero1_from_scratch", 2, "--steps 2", "reduce_scatter replica" },
+  { "hsdp", 4, "--steps 2", "all_reduce replica" }, { "quantised_gather", 2, "--steps 2", "all_gather data u8" },
+  { "gossip", 4, "--steps 2", "shift ring" }, { "ema", 2, "--steps 2", "all_reduce data" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
   { "two_optimizers", 2, "--steps 10", "all_reduce data" },
 }

@@ -146,3 +146,20 @@ describe("what cannot be", function()
     message("--every week", "every = \"week\" is unknown")
   end)
 end)
+
+describe("resident memory", function()
+  local function figures(words)
+    local code, text = support.run("tests/bench/work.lua --work mlp4 --ranks 2 --count 1 " .. words, { ranks = 2, seconds = 60 })
+    assert(code == 0, text)
+    local peak, plan = text:match "peak_mb=([%d.]+) plan_mb=([%d.]+)"
+    return tonumber(peak), tonumber(plan)
+  end
+  it("is below plain data parallelism's by what shares save", function()
+    local peak, plan = figures ""
+    for zero = 1, 3 do
+      local p, q = figures("--parallel zero=" .. zero)
+      assert.is_true(plan - q > 8 and peak - p > plan - q,
+        ("zero %d: %g MB less are planned, %g resident"):format(zero, plan - q, peak - p))
+    end
+  end)
+end)

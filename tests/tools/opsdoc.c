@@ -74,7 +74,7 @@ int main(void) {
       "## Elementwise\n\nInputs a, b, c broadcast; chains of these become one fused kernel.\n",
       "## Views\n\nNo work and no memory of their own.\n",
       "## With a kernel of their own\n",
-      "## Backward forms\n\nMade by gradient rules; callable all the same.\n",
+      "## Backward forms\n\nMade by gradient rules; no script calls them.\n",
       "## Communication\n\nOver the mesh axes in the bit mask `axes`.\n",
       "## Made by the library\n\nLeaves, and what passes insert.\n"};
   printf(

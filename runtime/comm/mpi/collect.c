@@ -6,6 +6,8 @@
  * Sums run over the ranks of a host in rank order, then over hosts in order, in the accumulation type, and are rounded
  * once at the end: the same ranks give the same bits, on all of them. Which way was taken never changes the pieces that
  * travel, for another host may have taken the other way. */
+#include <sys/mman.h>
+
 #include "mpi_comm.h"
 #include "reduce.h"
 
@@ -13,6 +15,15 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static void copy(void *to, const void *from, int64_t bytes) {
   if (to != from && bytes > 0) memcpy(to, from, (size_t)bytes);
+}
+/* A rank that reads a peer's part of a window has its pages in its own page table from then on, and they count as its resident memory
+ * although the host has them once. What sharded parameters and gradients save would not be seen: so large reads let the pages
+ * go again. They stay in the window; the next read maps them anew, sixteen pages a fault. */
+static void let_go(const char *p, int64_t bytes) {
+  enum { PAGE = 4096, LEAST = 1 << 20 };
+  uintptr_t from = ((uintptr_t)p + PAGE - 1) & ~(uintptr_t)(PAGE - 1),
+            to = ((uintptr_t)p + (uintptr_t)bytes) & ~(uintptr_t)(PAGE - 1);
+  if (bytes >= LEAST) madvise((void *)from, to - from, MADV_DONTNEED);
 }
 static int rank_at(const dtm_comm *c, int host, int local) { return c->rank_at[c->first[host] + local]; }
 static int ranks_on(const dtm_comm *c, int host) { return c->first[host + 1] - c->first[host]; }
@@ -126,6 +137,8 @@ dt_status dtm_reduce_scatter(dt_comm *b, const void *in, void *out, int64_t n, i
         c->in[i] = direct ? c->at[i] + (r * n + k) * z : c->scratch[i] + half * c->stage + r * step * z;
       if (b->hosts == 1) {
         dtm_reduce(&to, 1, dtype, c->in, local, dtype, m, op, div);
+        for (int i = 0; i < local && direct; i++)
+          if (i != me) let_go(c->in[i], m * z);
         continue;
       }
       void *sum = acc;
@@ -182,7 +195,10 @@ dt_status dtm_all_gather(dt_comm *b, const void *in, void *out, int64_t n, int d
     for (int i = 1; i < local; i++) { /* begin with the next peer: not all read one */
       int l = (me + i) % local;
       for (int r = 0; r < size; r++)
-        if (cares(c, l, r)) copy(to + r * part, c->at[l] + r * part, part);
+        if (cares(c, l, r)) {
+          copy(to + r * part, c->at[l] + r * part, part);
+          let_go(c->at[l] + r * part, part);
+        }
     }
     return dtm_meet(c, e);
   }

@@ -28,16 +28,18 @@ const char *const dtm_kind_name[] = {"all_reduce",
                                      "the end of the program",
                                      "a message"};
 
-void dtm_stall(const dtm_comm *c, double *since, dtm_kind kind, int64_t n, int peer) {
+void dtm_stall(const dtm_comm *c, dtm_delay *w, dtm_kind kind, int64_t n, int peer) {
   double now = dtm_host->now();
-  if (*since == 0) *since = now;
-  if (*since < 0 || now - *since < stall_warn) return; /* negative: told already */
-  *since = -1;
-  dtm_host->log(0, "rank %d has waited %.0f s for rank %d in %s (%lld elements or bytes)%s", c->b.rank, stall_warn,
-                peer, dtm_kind_name[kind], (long long)n,
-                stall_abort ? "; ending the job, as DT_STALL_ABORT asks"
-                            : "; is that rank alive and in the same step?");
-  if (stall_abort) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (w->since == 0) w->since = now, w->next = stall_warn;
+  if (now - w->since < w->next) return;
+  const char *busy = *dtm_host->patience;
+  dtm_host->log(0, "rank %d has waited %.0f s for rank %d in %s (%lld elements or bytes)%s%s", c->b.rank,
+                now - w->since, peer, dtm_kind_name[kind], (long long)n, busy ? "; that rank is busy with " : "",
+                busy          ? busy
+                : stall_abort ? "; ending the job, as DT_STALL_ABORT asks"
+                              : "; is that rank alive and in the same step?");
+  if (stall_abort && !busy) MPI_Abort(MPI_COMM_WORLD, 1);
+  w->next = 2 * (now - w->since);
 }
 
 dt_status dtm_check_mpi(int rc, const char *what, dt_err *e) {
@@ -52,7 +54,7 @@ dt_status dtm_check_mpi(int rc, const char *what, dt_err *e) {
 static dt_status poll(const dtm_comm *c, MPI_Request *req, int n, dtm_kind kind, int64_t size, const int *peer,
                       dt_err *e) {
   static const struct timespec nap = {0, 20000};
-  double since = 0;
+  dtm_delay delay = {0};
   for (int64_t turn = 0;; turn++) {
     int done;
     DT_TRY(dtm_check_mpi(MPI_Testall(n, req, &done, MPI_STATUSES_IGNORE), dtm_kind_name[kind], e));
@@ -63,7 +65,7 @@ static dt_status poll(const dtm_comm *c, MPI_Request *req, int n, dtm_kind kind,
     if (turn % 1024) continue;
     int open = 0;
     while (open < n - 1 && req[open] == MPI_REQUEST_NULL) open++;
-    dtm_stall(c, &since, kind, size, peer[open]);
+    dtm_stall(c, &delay, kind, size, peer[open]);
   }
 }
 

@@ -113,8 +113,12 @@ dt_status dtm_meet(dtm_comm *c, dt_err *e); /* again, within the call */
 
 /* ---- message.c: messages across hosts, and the caller's own ---- */
 void dtm_stall_setup(double warn_s, bool abort);
-/* Called by waiting loops now and then; *since is 0 at first. Warns, and ends the job where that was asked for. */
-void dtm_stall(const dtm_comm *c, double *since, dtm_kind kind, int64_t n, int peer);
+/* Called by waiting loops now and then; *w is zero at first. Warns, again after twice the time, and ends the job where that was asked
+ * for, unless this process knows what its peers are busy with (dt_comm_patience). */
+typedef struct dtm_delay {
+  double since, next; /* when it began, and after how long the next warning is due */
+} dtm_delay;
+void dtm_stall(const dtm_comm *c, dtm_delay *w, dtm_kind kind, int64_t n, int peer);
 dt_status dtm_check_mpi(int rc, const char *what, dt_err *e);
 /* Open a message of the call in progress; bytes <= c->message, at most 2 * size of them before dtm_x_wait. */
 dt_status dtm_x_send(dtm_comm *c, const void *buf, int64_t bytes, int to, dt_err *e);

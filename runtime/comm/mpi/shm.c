@@ -170,10 +170,10 @@ char *dtm_part(dt_comm *b, const void *p, int rank) {
  * looks for sleepers after it has stored: one of the two sees the other. */
 static void sleep_on(dtm_comm *c, int i, dtm_post *p, uint32_t seq) {
   static const struct timespec second = {1, 0};
-  double since = 0;
+  dtm_delay delay = {0};
   atomic_fetch_add(&p->asleep, 1);
   for (uint32_t seen; (seen = atomic_load(&p->seq)) != seq;) {
-    dtm_stall(c, &since, (dtm_kind)c->call.kind, c->call.n, c->rank_at[c->first[c->my_host] + i]);
+    dtm_stall(c, &delay, (dtm_kind)c->call.kind, c->call.n, c->rank_at[c->first[c->my_host] + i]);
     syscall(SYS_futex, &p->seq, FUTEX_WAIT, seen, &second, NULL, 0);
   }
   atomic_fetch_sub(&p->asleep, 1);

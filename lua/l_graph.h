@@ -1,0 +1,41 @@
+/* What the bindings share that trace and compile: they see graphs and plans, the others don't. */
+#ifndef DTL_GRAPH_H
+#define DTL_GRAPH_H
+#include "dtl.h"
+#include "plan/plan.h"
+
+/* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
+typedef struct dtl_graph {
+  dt_graph *g; /* NULL once compiled */
+  DT_VEC(const char *) files;
+} dtl_graph;
+typedef struct dtl_symbol {
+  dtl_graph *graph; /* kept alive by the symbol's user value */
+  dt_val v;
+} dtl_symbol;
+dtl_symbol *dtl_to_symbol(lua_State *L, int i);
+/* Pushes a symbol; `like` is the stack index of the graph box or of a symbol of the same graph. */
+void dtl_push_symbol(lua_State *L, int like, dt_val v);
+/* The graph of a symbol for adding nodes; an error when it was compiled already. */
+dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s);
+void dtl_graph_here(lua_State *L, dtl_graph *g); /* new nodes get the user's position */
+/* A concrete tensor (stack index i) as a constant of the graph that the symbol at `like` belongs to. */
+dt_val dtl_graph_const(lua_State *L, int like, int i);
+/* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
+void dtl_graph_anchor(lua_State *L, int box);
+
+int dtl_compile(lua_State *L); /* g:compile{...} */
+
+/* A checked pipeline schedule (l_schedule.c). */
+typedef struct dtl_schedule {
+  dt_schedule *s;
+} dtl_schedule;
+dtl_schedule *dtl_check_schedule(lua_State *L, const char *fn, int arg, int i);
+
+/* ---- operations (l_op.c, l_eager.c) ---- */
+/* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns
+ * how many. */
+int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr);
+/* The same for contiguous concrete tensors; l_op.c has made them so. */
+int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr);
+#endif

@@ -1,0 +1,47 @@
+/* Communicators of groups of the mesh, opened at their first use. */
+#include "ctx.h"
+
+#include <stdlib.h>
+
+struct dt_ctx_group {
+  struct dt_ctx_group *next;
+  dt_mesh mesh;
+  dt_group group;
+  dt_comm *comm;
+};
+
+dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e) {
+  int n = dt_mesh_ranks(m), color, key;
+  for (int a = 0; a < m->naxes; a++) /* an axis of one rank says nothing: one group has one name */
+    if (m->size[a] == 1) g.axes &= ~(1 << a);
+  if (dt_group_size(m, g) == n && !g.part) { /* the world itself, or a rank alone */
+    *out = c->comm;
+    return n == c->comm->size ? DT_OK : dt_fail(e, DT_EBUG, NULL, "a mesh of %d ranks among %d", n, c->comm->size);
+  }
+  for (struct dt_ctx_group *k = c->groups; k; k = k->next)
+    if (k->group.axes == g.axes && k->group.part == g.part && k->group.stages == g.stages &&
+        !memcmp(&k->mesh, m, sizeof *m)) {
+      *out = k->comm;
+      return DT_OK;
+    }
+  struct dt_ctx_group *k = dt_xalloc(sizeof *k);
+  *k = (struct dt_ctx_group){.next = c->groups, .mesh = *m, .group = g};
+  dt_group_split(m, g, c->comm->rank, &color, &key);
+  dt_status st = c->comm->vt->split(c->comm, color, key, &k->comm, e);
+  if (st) {
+    free(k);
+    return st;
+  }
+  c->groups = k;
+  *out = k->comm;
+  return DT_OK;
+}
+
+void dt_ctx_close_groups(dt_ctx *c) {
+  for (struct dt_ctx_group *k = c->groups, *next; k; k = next) {
+    next = k->next;
+    if (k->comm) k->comm->vt->close(k->comm);
+    free(k);
+  }
+  c->groups = NULL;
+}

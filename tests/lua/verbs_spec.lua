@@ -1,0 +1,153 @@
+-- luacheck: no max line length
+-- Strategies written from the verbs alone, examples/strategies: each is at most so many lines, equals one process (or what its comment says
+-- instead), and sends the bytes that theory gives.
+require "dtrain" -- opens the searcher of what follows
+local core = require "dtrain.core"
+local support = require "support"
+
+local dir = support.folder()
+
+local function ok(words, options)
+  options = options or {}
+  options.seconds = 240
+  local code, text = support.run(words, options)
+  assert(code == 0, text)
+  return text
+end
+
+local function script(name) return ("examples/strategies/%s.lua"):format(name) end
+
+local function explained(name, ranks, words)
+  support.write(dir .. "/out.json", ok(("explain %s --ranks %d --json %s"):format(script(name), ranks, words or "")))
+  return core.json(dir .. "/out.json")
+end
+
+local micros -- of the last job that was explained
+-- Of each "axis op dtype": how often in a step, bytes of the inputs, and what rank 0 sends; what is smaller than 64 bytes (losses, norms) is left out.
+local function sums(name, ranks, words)
+  local e, out = explained(name, ranks, words), {}
+  micros = e.microbatches
+  for _, c in ipairs(e.collectives) do
+    local key = ("%s %s %s"):format(c.axis, c.op, c.dtype)
+    if c.bytes > 64 then
+      local s = out[key] or { times = 0, bytes = 0, sent = 0, overlapped = 0 }
+      s.times, s.bytes, s.sent = s.times + c.times, s.bytes + c.times * c.bytes, s.sent + c.times * c.sent
+      s.overlapped = s.overlapped + (c.overlapped and 1 or 0)
+      out[key] = s
+    end
+  end
+  return out
+end
+
+local function near(want, got, what, slack) -- buckets are padded
+  assert.is_true(got ~= nil and math.abs(got - want) <= (slack or 0.03) * want, ("%s: %s, not %s"):format(what, got, want))
+end
+local function only(s, ...)
+  local known = {}
+  for _, key in ipairs { ... } do known[key] = true end
+  for key in pairs(s) do assert.is_true(known[key], "it also has " .. key) end
+end
+
+local gpt = 206208 * 4 -- bytes of the examples' GPT
+local mlp = 2762 * 4
+
+local function planned(name, words)
+  local text = ok(("plan %s %s"):format(script(name), words))
+  local bytes = text:match "optimizer states%s+([%d,]+)"
+  return tonumber((bytes:gsub(",", ""))), text
+end
+
+-- name, lines at most, ranks on which it equals one process, what explain shows for n ranks
+local examples = {
+  { "ddp_from_scratch", 25, { 2, 4, 8 }, function(s, n)
+    only(s, "replica all_reduce f32")
+    local r = s["replica all_reduce f32"]
+    near(gpt, r.bytes, "gradients")
+    near(2 * (n - 1) / n * gpt, r.sent, "sent")
+    assert.is_true(r.times > 5 and r.overlapped >= 0.8 * r.times, "buckets beside backward: " .. r.overlapped)
+  end },
+  { "zero1_from_scratch", 40, { 2, 4, 8 }, function(s, n)
+    only(s, "replica reduce_scatter f32", "replica all_gather f32")
+    near((n - 1) / n * gpt, s["replica reduce_scatter f32"].sent, "gradients")
+    near((n - 1) / n * gpt, s["replica all_gather f32"].sent, "parameters")
+    near(2 * gpt / n, planned("zero1_from_scratch", "--ranks " .. n), "states")
+  end },
+  { "hsdp", 25, { 2, 4, 8 }, function(s, n)
+    near(micros * gpt / 2, s["shard reduce_scatter f32"].sent, "gradients in a group")
+    near(2 * gpt / 2, planned("hsdp", "--ranks " .. n), "states")
+    if n == 2 then return only(s, "shard reduce_scatter f32", "shard all_gather f32") end
+    only(s, "shard reduce_scatter f32", "shard all_gather f32", "replica all_reduce f32")
+    near(micros * gpt / 2, s["replica all_reduce f32"].bytes, "shares across groups")
+  end },
+  -- eight-bit gathers: a quarter of the bytes, and a scale for each block of 256
+  { "quantised_gather", 40, {}, function(s, n)
+    only(s, "data reduce_scatter f32", "data all_gather u8", "data all_gather f32")
+    local u8, scales, buckets = s["data all_gather u8"], s["data all_gather f32"], s["data reduce_scatter f32"].times / micros
+    near(gpt / 4 / n, u8.bytes / u8.times * buckets, "bytes of a share")
+    near(u8.bytes * 4 / 256, scales.bytes, "scales")
+  end },
+  { "gossip", 25, {}, function(s)
+    only(s, "ring shift f32")
+    near(2 * mlp, s["ring shift f32"].sent, "to both neighbours")
+  end },
+  { "ema", 25, { 2, 4, 8 }, function(s, n)
+    only(s, "data all_reduce f32")
+    near(3 * mlp, planned("ema", "--ranks " .. n), "states", 0.15) -- so small a model is padded by up to a ninth
+    near(3 * mlp / n, planned("ema", ("--ranks %d --parallel zero=1"):format(n)), "states in shares", 0.15)
+  end },
+}
+describe("a strategy from the verbs:", function()
+  for _, c in ipairs(examples) do
+    local name, most, ranks, shows = table.unpack(c)
+    it(("%s has at most %d lines"):format(name, most), function()
+      local n = 0
+      for _ in io.lines(script(name)) do n = n + 1 end
+      assert.is_true(n <= most, n)
+    end)
+    for _, n in ipairs { 2, 4, 8 } do
+      it(("%s sends what theory says, %d ranks"):format(name, n), function() shows(sums(name, n), n) end)
+    end
+    for _, n in ipairs(ranks) do
+      it(("%s equals one process, %d ranks"):format(name, n), function() ok(("check %s --ranks %d"):format(script(name), n)) end)
+    end
+  end
+  it("quantised_gather loses at most 1 % against full gathers", function()
+    local function last(words)
+      local text = ok(words, { ranks = 2 })
+      return tonumber(text:match ".*loss ([%d.]+)")
+    end
+    local full = last(script "zero1_from_scratch" .. " --steps 20")
+    local eight = last(script "quantised_gather" .. " --steps 20")
+    assert.is_true(math.abs(eight - full) < 0.01 * full, ("%g, %g"):format(eight, full))
+  end)
+  it("zero1_from_scratch's states are saved, and loaded by other numbers of ranks", function()
+    local out = dir .. "/z1"
+    local function losses(words, n) return ok(("%s --out %s %s"):format(script "zero1_from_scratch", out, words), { ranks = n }) end
+    losses("--steps 6", 2)
+    local text = losses("--steps 9 --resume auto", 4)
+    local straight = ok(("%s --steps 9"):format(script "zero1_from_scratch"), { ranks = 2 })
+    local a, b = tonumber(text:match ".*step 9/9%s+loss ([%d.]+)"), tonumber(straight:match ".*step 9/9%s+loss ([%d.]+)")
+    assert.is_true(a and b and math.abs(a - b) < 2e-4 * b, text .. straight)
+  end)
+  it("ema's average is saved", function()
+    ok(script "ema" .. " --steps 3 --out " .. dir .. "/ema")
+    local found = false
+    for path in io.popen("find " .. dir .. "/ema -name '*.safetensors'"):lines() do
+      for key in pairs(core.load(path)) do found = found or key:find("ema", 1, true) ~= nil end
+    end
+    assert.is_true(found)
+  end)
+  it("gossip among three is the mean of all, so it equals one process", function()
+    local function losses(n)
+      local out = {}
+      for loss in ok(script "gossip" .. " --steps 10", { ranks = n }):gmatch "loss ([%d.]+)" do out[#out + 1] = loss end
+      return table.concat(out, " ")
+    end
+    assert.are.equal(losses(1), losses(3))
+  end)
+  it("replicas of gossip differ, and their mean falls", function()
+    local text = ok(script "gossip" .. " --steps 40", { ranks = 4 })
+    local first, last = tonumber(text:match "loss ([%d.]+)"), tonumber(text:match ".*loss ([%d.]+)")
+    assert.is_true(last < first, text)
+  end)
+end)
