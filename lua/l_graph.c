@@ -915,11 +915,8 @@ static int g_params(lua_State *L) {
 }
 
 void dtl_open_graph(lua_State *L) {
-  static const luaL_Reg fn[] = {{"graph", l_graph},
-                                {"draw", l_draw},
-                                {"collective", l_collective},
-                                {"axes_size", l_axes_size},
-                                {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"graph", l_graph}, {"draw", l_draw}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
   static const luaL_Reg method[] = {{"input", g_input},
                                     {"param", g_param},
                                     {"buffer", g_buffer},

@@ -12,13 +12,15 @@ static void write_hypers(dt_exec *x, double inv_count) {
     for (int i = 0; i < g->hyper.n; i++) {
       const dt_hyper *h = &g->hyper.p[i];
       const dt_value *v = &g->val.p[h->val];
-      double *p = &x->b[k].hyper[i];
+      double *p = &x->b[k].hyper[i], now = 0;
       switch (h->kind) {
-        case DT_HY_LR: *p = x->lr[h->group < x->o.groups ? h->group : 0]; break;
-        case DT_HY_T: *p = (double)(x->state.updates + 1); break;
-        case DT_HY_INV_COUNT: *p = inv_count; break;
-        case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
+        case DT_HY_LR: now = x->lr[h->group < x->o.groups ? h->group : 0]; break;
+        case DT_HY_T: now = (double)(x->state.updates + 1); break;
+        case DT_HY_INV_COUNT: now = inv_count; break;
+        case DT_HY_SEED_SCALE: now = x->state.loss_scale / x->o.nominal_count; break;
       }
+      if (*p == now) continue; /* the device has it */
+      *p = now;
       dt_dev_put(x->compute, x->b[k].persist + v->addr, p, sizeof *p);
     }
   }
@@ -212,8 +214,8 @@ static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *in
   info->skipped = f16 && !isfinite(info->norm);
   x->skips = info->skipped ? x->skips + 1 : 0;
   if (x->skips == MOST_SKIPS)
-    return dt_exec_diagnose(x, l, "20 steps in a row overflowed at a loss scale that shrinks no more; the gradient norm",
-                            info->norm, e);
+    return dt_exec_diagnose(
+        x, l, "20 steps in a row overflowed at a loss scale that shrinks no more; the gradient norm", info->norm, e);
   if (!info->skipped) {
     DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, split, n, true, true, false, 0, e));
     x->state.updates++;
