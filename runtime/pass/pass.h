@@ -139,6 +139,11 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
                          dt_err *e);
 
+/* The verifier of what the memory pass wrote (memory_check.c): values that live together do not overlap, all lie inside of their regions (of
+ * bytes, or a chunk's slot; workspace is the part of DT_REG_TEMP that kernels use), views inside of their roots. */
+dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64_t workspace, const int64_t *slot,
+                          dt_err *e);
+
 /* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
  * DT_DUMP names ("all" = every one) on stderr. */
 dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
