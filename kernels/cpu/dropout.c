@@ -50,13 +50,13 @@ static void numbers(uint64_t key, uint64_t sample, uint64_t g, int m, uint32_t o
 
 static void run(dt_call *c) {
   const dt_tick *t = c->tick;
-  const double p = c->attr[0].f;
+  const double p = c->a.dropout.p;
   const int64_t n = dt_numel(&c->out[0].t);
-  const int64_t all = c->attr[2].i ? n / c->attr[2].i * c->attr[3].i : n;
+  const int64_t extent = c->a.dropout.extent, whole = c->a.dropout.whole, all = extent ? n / extent * whole : n;
   dropout q = {.x = &c->in[0], .y = &c->out[0], .keep = 1 - p, .per = all};
-  q.extent = c->attr[2].i ? c->attr[2].i : INT64_MAX, q.whole = c->attr[3].i, q.offset = c->attr[4].i;
+  q.extent = extent ? extent : INT64_MAX, q.whole = whole, q.offset = c->a.dropout.offset;
   q.least = p >= 1 ? 1u << 24 : p <= 0 ? 0 : (uint32_t)ceil(p * (1 << 24));
-  q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->attr[1].i);
+  q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->a.dropout.key);
   if (t->nsample > 0 && all % t->nsample == 0) q.per = all / t->nsample, q.sample = t->sample;
   k_par(c->pool, n, k_grain(8), q.y->t.dtype == DT_F64 ? elements_f64 : elements_f32, &q);
 }
