@@ -7,7 +7,9 @@
 #include "l_graph.h"
 
 /* ---- stores ---- */
-static struct { size_t live, since, kept; } mem; /* bytes held, allocated since the last full collection, held after it */
+static struct {
+  size_t live, since, kept;
+} mem; /* bytes held, allocated since the last full collection, held after it */
 
 dtl_store *dtl_store_keep(dtl_store *s) {
   s->refs++;
@@ -541,9 +543,11 @@ static int l_save(lua_State *L) {
 }
 
 void dtl_open_tensor(lua_State *L) {
-  static const luaL_Reg fn[] = {{"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},     {"full", l_full},
-                                {"rand", l_rand},     {"randn", l_randn}, {"randint", l_randint}, {"randperm", l_randperm}, {"arange", l_arange}, {"load", l_load}, {"same", l_same},
-                                {"save", l_save},     {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},       {"full", l_full},
+      {"rand", l_rand},     {"randn", l_randn}, {"randint", l_randint}, {"randperm", l_randperm},
+      {"arange", l_arange}, {"load", l_load},   {"same", l_same},       {"save", l_save},
+      {NULL, NULL}};
   static const luaL_Reg method[] = {{"item", l_item}, {"totable", l_totable}, {"copy_", l_copy_}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_getmetatable(L, DTL_TENSOR); /* made by l_op.c, with the operators */

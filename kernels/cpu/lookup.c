@@ -153,8 +153,7 @@ static void run_scatter_add(dt_call *c) {
   const int nd = q.y->t.nd;
   q.dim = (int)(c->attr[0].i < 0 ? c->attr[0].i + nd : c->attr[0].i);
   q.d = line_of(c), q.n = nd ? q.id->t.dim[q.dim] : 1;
-  if (q.d)
-    k_par(c->pool, dt_numel(&q.y->t) / q.d, k_grain(20 + 2 * q.d + 8 * q.n), scatter, &q);
+  if (q.d) k_par(c->pool, dt_numel(&q.y->t) / q.d, k_grain(20 + 2 * q.d + 8 * q.n), scatter, &q);
 }
 const dt_kernel K(kernel_scatter_add) = {.run = run_scatter_add, .workspace = workspace_scatter};
 

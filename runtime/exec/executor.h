@@ -19,8 +19,8 @@ typedef struct dt_step_info {
   double seconds;
 } dt_step_info;
 typedef struct dt_exec_opts {
-  double lr;  /* learning rate of every group until dt_exec_rate sets others */
-  int groups; /* the optimizer's groups of parameters, 0 = 1 */
+  double lr;         /* learning rate of every group until dt_exec_rate sets others */
+  int groups;        /* the optimizer's groups of parameters, 0 = 1 */
   double loss_scale; /* f16: start, 0 = 65536 */
   int scale_window, hysteresis;
   double min_scale;     /* 0 = 1 */

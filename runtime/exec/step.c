@@ -86,7 +86,10 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   }
   x->tick.step = x->state.step;
   write_hypers(x, 0);
-  return dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e);
+  DT_TRY(dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e));
+  for (int k = 1; k < x->nplan; k++) /* gradients that begin at zero in one plan and are overwritten in another */
+    if (x->b[k].own_pre) DT_TRY(dt_exec_whole(x, &x->b[k], DT_SEG_PRE, true, true, e));
+  return DT_OK;
 }
 
 /* Feeds the microbatch at hand; a rank without samples has the main plan, and takes part in what is communicated. */
@@ -212,8 +215,8 @@ static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *in
   info->skipped = f16 && !isfinite(info->norm);
   x->skips = info->skipped ? x->skips + 1 : 0;
   if (x->skips == MOST_SKIPS)
-    return dt_exec_diagnose(x, l, "20 steps in a row overflowed at a loss scale that shrinks no more; the gradient norm",
-                            info->norm, e);
+    return dt_exec_diagnose(
+        x, l, "20 steps in a row overflowed at a loss scale that shrinks no more; the gradient norm", info->norm, e);
   if (!info->skipped) {
     DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, split, n, true, true, false, 0, e));
     x->state.updates++;
