@@ -299,10 +299,7 @@ static int g_local_state(lua_State *L) {
   if (t.nd == DT_MAX_DIM) dtl_fail(L, "%s: a state has at most %d dims", fn, DT_MAX_DIM - 1);
   dt_buf c = {.name = new_name(L, fn, b->g), .state = true, .own = !shared};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
-  c.val = dt_leaf(b->g, DT_OP_buffer, &t, c.name);
-  if (!shared) b->g->val.p[c.val].region = DT_REG_STATE;
-  dt_vec_push(&b->g->buf, c);
-  return dtl_push_symbol(L, 1, c.val), 1;
+  return dtl_push_symbol(L, 1, dt_graph_state(b->g, &c, &t)), 1;
 }
 
 /* g:unclipped(param) -> its gradient, divided by the count and not clipped; after g:update() */
@@ -323,8 +320,7 @@ static int g_unclipped(lua_State *L) {
 static int g_between(lua_State *L) {
   dtl_graph *b = check_graph(L, "graph:between");
   if (b->g->level > DT_PLACED) dtl_fail(L, "graph:between must come before g:grad()");
-  b->g->level = DT_UPDATED;
-  b->g->phase = DT_UPD;
+  dt_graph_between(b->g);
   return 0;
 }
 

@@ -83,4 +83,17 @@ end
 --- Iterates over a table by sorted key, the same order in every process (pairs has none).
 dt.sorted = util.sorted
 
+-- Under a stock lua5.4 nobody takes the job that a script returns: one that is still idle when the state closes has to be told of.
+if not cli.words then
+  dt.at_close = setmetatable({}, { __gc = function()
+    local script, idle = rawget(_G, "arg") and arg[0], job.idle()
+    if not script or #idle == 0 or #idle < #job.made then return end
+    local where = idle[1].where or script .. ":" -- a job that is returned at once leaves no line
+    if where:sub(1, #script + 1) ~= script .. ":" then return end -- a library's affair
+    io.stderr:write(("%s: this job was never trained; start the script by dtrain %s, or train it here: local engine = dt.engine(job)\n"):format(
+      (where:gsub(":$", "")), script))
+    os.exit(1)
+  end })
+end
+
 return util.strict(dt, "dt")

@@ -151,32 +151,65 @@ function M.new(job)
       .. "the whole model; read it once the engine is made"):format(scope.redrawn)
     scope.redrawn = nil
   end
+  notes[#notes + 1] = job:without_samples(where)
+  for _, m in ipairs(trace.modules(job)) do
+    for _, t in ipairs(modules.constants(m[2])) do
+      notes[#notes + 1] = ("%s: %s%s is a tensor, and so a constant: it is not trained, saved or moved; nn.parameter trains it, nn.buffer "
+        .. "keeps it"):format(t.where, m[1], t.name)
+    end
+  end
   for _, note in ipairs(not options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
 
   shared.join(self)
-  self.start = self:resume(options.resume)
-  self.step_number = self.start
+  self.start = 0
+  self:resume(options.resume)
   self.record = records.new(self)
   self.loader = loader_of(job, job.data.train, self.start, false, where)
   return self
 end
 
---- Restores what --resume names; returns the number of steps done.
-function Engine:resume(what)
-  if not what then return 0 end
+-- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
+local function newest(self, folder)
+  for _, dir in ipairs { folder, folder .. "/checkpoints" } do
+    local meta = core.exists(dir) == "directory" and self.exec:load { dir = dir }
+    if meta then return meta end
+  end
+end
+
+--- Goes on from a checkpoint: "auto" (the newest of the job's folder, if any), a checkpoint's folder, or one that holds
+--- checkpoints (its newest). Every tensor must be there. Returns the number of steps done; the next step is the one after them.
+function Engine:resume(what, ...)
+  if select("#", ...) > 0 then
+    util.fail("engine:resume takes a folder and nothing else, for all of a checkpoint counts; model:load(dt.load(file)) takes values alone")
+  end
+  if self.pieces then util.fail("engine:resume between the microbatches of a step; call it after the last one's engine:step()") end
+  if what == nil then return self.step_number end
+  util.check("engine:resume", what, "string")
   local meta
   if what == "auto" then
     if not self.checkpoint then
       util.fail_at(self.job.where, "--resume auto: no checkpoint folder is named; add checkpoint = { dir = ... } or --out")
     end
     meta = self.exec:load { dir = self.checkpoint.dir }
-    if not meta then return 0 end
+    if not meta then return self.step_number end
   else
-    meta = self.exec:load { path = what }
+    meta = not core.exists(what .. "/manifest.json") and newest(self, what) or self.exec:load { path = what }
   end
-  self.resumed = true
+  self.resumed, self.start, self.step_number = true, meta.step, meta.step
+  if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end
   shared.changed(self, true)
   return meta.step
+end
+
+-- mpirun ends its ranks soon after a SIGTERM: where a step is longer than that, an orderly stop comes too late. Told after the second
+-- step, whose time is that of the others.
+local function warn_of_launcher(self, m)
+  if self.step_number ~= self.start + 2 or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
+  if not os.getenv "OMPI_COMM_WORLD_SIZE" or core.size() == 1 then return end
+  local patience = tonumber(os.getenv "OMPI_MCA_odls_base_sigkill_timeout") or 1
+  if m.seconds + 0.2 < patience then return end
+  print(("note: a step takes %.2g s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
+    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
 end
 
 -- After a step, whole or in pieces.
@@ -189,6 +222,7 @@ local function stepped(self, m)
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  warn_of_launcher(self, m)
   if m.skipped then self.skipped = self.skipped + 1 end
   local every = not self.driven and self.job.report_every
   if every and self.step_number % every == 0 and core.rank() == 0 and not self.options.quiet then

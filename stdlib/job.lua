@@ -176,6 +176,14 @@ function Job:rows(replicas)
   return math.min(self.batch.micro or part, part)
 end
 
+--- Says how many replicas of a mesh (job:where_is) have no sample in a full step; nil where each has some.
+function Job:without_samples(where)
+  local n = math.min(self.batch.global, self.data.train:count())
+  if where.replicas <= n then return nil end
+  return ("batch %d has a sample for %d of %d replicas: the others compute nothing; a batch of %d or more, or fewer ranks, would do"):format(
+    self.batch.global, n, where.replicas, where.replicas)
+end
+
 --- Optimizer steps to train, given the steps of an epoch. Options of the command line come first.
 function Job:total(steps_per_epoch, options)
   if options.steps then return options.steps end

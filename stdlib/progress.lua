@@ -72,13 +72,13 @@ function M.new(engine)
   if not self.on then return self end
   self.live = not self.quiet and not self.verbose and on_terminal()
   self.every = self.verbose and 1 or engine.job.log_every or round_up(engine.steps / 20)
-  self.begin = core.now()
-  self.last_time, self.last_step = self.begin, engine.start
-  self.done, self.rows = 0, 0
   if not self.quiet then
     self.flops = engine.plan:flops() / engine.plan:rows() / engine.replicas -- this rank's part of a sample
     self.peak = peak()
   end
+  self.begin = core.now()
+  self.last_time, self.last_step = self.begin, engine.start
+  self.done, self.rows = 0, 0
   return self
 end
 

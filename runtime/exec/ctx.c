@@ -12,6 +12,8 @@ struct dt_ctx_group {
 
 dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e) {
   int n = dt_mesh_ranks(m), color, key;
+  for (int a = 0; a < m->naxes; a++) /* an axis of one rank says nothing: one group has one name */
+    if (m->size[a] == 1) g.axes &= ~(1 << a);
   if (dt_group_size(m, g) == n && !g.part) { /* the world itself, or a rank alone */
     *out = c->comm;
     return n == c->comm->size ? DT_OK : dt_fail(e, DT_EBUG, NULL, "a mesh of %d ranks among %d", n, c->comm->size);

@@ -5,7 +5,7 @@
  * that it was taken. So nothing depends on the sender's attention while it computes. Across hosts MPI carries the values, and the receiver has
  * asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the microbatches in
  * different orders. Only the computing thread sends and receives; the communication thread has other communicators.
- * No allocation in a step. Called by exec.c. */
+ * No allocation in a step. Called by step.c and run.c. */
 #include <stdlib.h>
 
 #include "trace.h"

@@ -4,7 +4,7 @@
  * Invariants: in a step nothing is allocated and no lock taken: an event is a record in a ring, the computing thread's or (tid 1) the
  * communication thread's, and its text was made when the executor became ready. Between steps, or when a ring fills, the computing thread
  * writes whole lines with one write() to a file opened with O_APPEND; so a rank that dies leaves whole lines, and without the closing
- * bracket the file is still read. Times are nanoseconds since the opening, on the clock of rank 0's host. Called by exec.c and pipe.c. */
+ * bracket the file is still read. Times are nanoseconds since the opening, on the clock of rank 0's host. Called by step.c, run.c and pipe.c. */
 #include "trace.h"
 
 #include <stdatomic.h>

@@ -113,3 +113,16 @@ void dt_graph_prune(dt_graph *g, dt_nid from) {
   free(needed);
   dt_graph_compact(g);
 }
+
+dt_val dt_graph_state(dt_graph *g, const dt_buf *b, const dt_type *t) {
+  dt_buf c = *b;
+  c.val = dt_leaf(g, DT_OP_buffer, t, c.name);
+  if (c.own) g->val.p[c.val].region = DT_REG_STATE;
+  dt_vec_push(&g->buf, c);
+  return c.val;
+}
+
+void dt_graph_between(dt_graph *g) {
+  g->level = DT_UPDATED;
+  g->phase = DT_UPD;
+}

@@ -27,6 +27,7 @@ typedef struct cutter {
   const dt_spec *s;
   int axis, ranks, chunks, stages, me; /* stages = ranks * chunks; me: this rank's coordinate */
   int *stage;                          /* [node] ANYWHERE, ONCE or a stage */
+  struct origin *origin;               /* [node] of those that are ANYWHERE, once asked for */
   int *param;                          /* [value] parameter whose leaf, 16-bit copy or view this is, or -1 */
   uint64_t *uses, *reads;              /* [param], [buf]: coordinates whose stages use it */
   DT_VEC(crossing) cross;              /* sorted; the index is the edge's number */
@@ -235,45 +236,52 @@ static dt_status find_cut(cutter *c, const order *o, dt_layout *l, dt_err *e) {
   return st;
 }
 
-/* Is it made in backward, whatever views of it are? (A view in backward may be of a forward value.) */
-static bool gradient(const cutter *c, dt_val v) {
-  dt_nid i = c->g->val.p[v].node;
+/* What a node's results are made of: whether backward makes any of it (a view in backward may be of a forward value), and the stage at which
+ * they are at hand: the node's own, or for one that is made anywhere, that of what it is made of; -1: none. */
+typedef struct origin {
+  bool known, gradient;
+  int home;
+} origin;
+
+/* The stage that inputs pull a node to: the first of its gradients', or else the last of its forward values'; -1: none does. */
+static int pulled(cutter *c, const dt_node *n, bool *by_gradient);
+
+static origin origin_of(cutter *c, dt_nid i) {
+  origin *o = &c->origin[i];
   const dt_node *n = &c->g->node.p[i];
-  if (c->stage[i] != ANYWHERE) return c->stage[i] != ONCE && backward(n);
-  for (int k = 0; k < n->nin; k++)
-    if (gradient(c, n->in[k])) return true;
-  return false;
+  if (c->stage[i] != ANYWHERE) return (origin){true, c->stage[i] != ONCE && backward(n), c->stage[i] >= 0 ? c->stage[i] : -1};
+  if (o->known) return *o;
+  o->known = true; /* ids are a topological order, so nothing comes back here */
+  for (int k = 0; k < n->nin; k++) o->gradient |= origin_of(c, c->g->val.p[n->in[k]].node).gradient;
+  bool by_gradient;
+  o->home = pulled(c, n, &by_gradient);
+  if (o->home < 0 && n->serves >= 0 && c->stage[n->serves] >= 0) o->home = c->stage[n->serves];
+  return *o;
 }
 
-/* The stage at which a value is at hand: its node's, or for one that is made anywhere, that of what it is made of. */
-static int home(const cutter *c, dt_val v) {
-  const dt_node *n = &c->g->node.p[c->g->val.p[v].node];
-  int at = c->stage[c->g->val.p[v].node], low = -1, high = -1;
-  if (at >= 0 || at == ONCE) return at >= 0 ? at : -1;
+static int pulled(cutter *c, const dt_node *n, bool *by_gradient) {
+  int low = -1, high = -1;
   for (int k = 0; k < n->nin; k++) {
-    int h = home(c, n->in[k]);
-    if (h < 0) continue;
-    if (gradient(c, n->in[k])) low = low < 0 || h < low ? h : low;
-    else high = h > high ? h : high;
+    const origin o = origin_of(c, c->g->val.p[n->in[k]].node);
+    if (o.home < 0) continue;
+    if (o.gradient) low = low < 0 || o.home < low ? o.home : low;
+    else high = o.home > high ? o.home : high;
   }
-  if (low >= 0 || high >= 0) return low >= 0 ? low : high;
-  return n->serves >= 0 && c->stage[n->serves] >= 0 ? c->stage[n->serves] : -1;
+  *by_gradient = low >= 0;
+  return low >= 0 ? low : high;
 }
+
+static int home(cutter *c, dt_val v) { return origin_of(c, c->g->val.p[v].node).home; }
 
 static void backward_stages(cutter *c) {
   dt_graph *g = c->g;
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if (c->stage[i] < 0 || !backward(n)) continue;
-    int at = n->serves >= 0 && c->stage[n->serves] >= 0 ? c->stage[n->serves] : -1, low = -1, high = -1;
-    for (int k = 0; k < n->nin; k++) {
-      int h = home(c, n->in[k]);
-      if (h < 0) continue;
-      if (gradient(c, n->in[k])) low = low < 0 || h < low ? h : low;
-      else high = h > high ? h : high;
-    }
-    if (at < 0) at = low >= 0 ? low : high >= 0 ? high : c->stages - 1;
-    if (low >= 0 && at > low) at = low; /* gradients only go down */
+    bool by_gradient;
+    int at = n->serves >= 0 && c->stage[n->serves] >= 0 ? c->stage[n->serves] : -1, to = pulled(c, n, &by_gradient);
+    if (at < 0) at = to >= 0 ? to : c->stages - 1;
+    if (by_gradient && at > to) at = to; /* gradients only go down */
     c->stage[i] = at;
   }
 }
@@ -713,6 +721,7 @@ dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err
     return dt_fail(e, DT_EUSER, s->where, "parallel: pipeline = %d; at most 64 ranks can share a pipeline", c.ranks);
   size_t nn = (size_t)g->node.n + 1, nv = (size_t)g->val.n + 1;
   c.stage = dt_xalloc(sizeof(int) * nn), c.seen = dt_xalloc(sizeof(int) * nn);
+  c.origin = dt_xalloc(sizeof(origin) * nn);
   c.param = dt_xalloc(sizeof(int) * nv), c.mark = dt_xalloc(sizeof(int) * nv);
   c.uses = dt_xalloc(sizeof(uint64_t) * ((size_t)g->param.n + 1));
   c.reads = dt_xalloc(sizeof(uint64_t) * ((size_t)g->buf.n + 1));
@@ -736,7 +745,7 @@ dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err
   }
   if (c.now)
     for (int k = 0; k <= c.chunks; k++) free(c.now[k]);
-  free(c.now), free(c.stage), free(c.seen), free(c.param), free(c.mark), free(c.uses), free(c.reads);
+  free(c.now), free(c.stage), free(c.origin), free(c.seen), free(c.param), free(c.mark), free(c.uses), free(c.reads);
   free(o.reader), free(o.nth);
   dt_vec_free(&o.node);
   dt_vec_free(&c.cross);

@@ -50,9 +50,10 @@ return function(words)
   local replicas = job:where_is(0, ranks).replicas
   local micro = job:rows(replicas)
   local steps = -(-job.batch.global // (micro * replicas))
-  print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on each rank"):format(ranks, ranks == 1 and "" or "s",
-    job.precision,
-    job.batch.global, steps, steps == 1 and "" or "es", micro))
+  local idle = job:without_samples(job:where_is(0, ranks))
+  print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on %s"):format(ranks, ranks == 1 and "" or "s", job.precision, job.batch.global,
+    steps, steps == 1 and "" or "es", micro, idle and "those that have samples" or "each rank"))
+  if idle then print("note: " .. idle) end
   local p = job.parallel.p
   if p.pipeline > 1 then
     local share, s, name = util.at(job.where, chart.bubble, p, planned.micros(job, job:where_is(0, ranks)))

@@ -7,6 +7,7 @@
 --
 -- Fields count in the order of their first assignment, lists inside fields by number, other tables by sorted key: paths
 -- such as "blocks.0.attn.qkv.weight" (numbers from 0, as in PyTorch's state dicts) are the same in every process.
+local core = require "dtrain.core"
 local parameter = require "dtrain.nn.parameter"
 local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
@@ -101,6 +102,7 @@ local function new_index(self, key, value)
   local keys, params = rawget(self, "_keys"), rawget(self, "_params")
   if not keys.seen[key] then
     keys.seen[key] = true
+    if type(value) ~= "number" and type(value) ~= "string" and not M.is(value) then keys.at[key] = util.frame() end
     keys[#keys + 1] = key
   end
   if parameter.is(value) then
@@ -132,7 +134,7 @@ function M.module(name, parent)
     __name = "module class",
     __index = parent or Module,
     __call = function(class, ...)
-      local self = setmetatable({ _keys = { seen = {} }, _params = {}, _up = making, where = util.frame() }, class.meta)
+      local self = setmetatable({ _keys = { seen = {}, at = {} }, _params = {}, _up = making, where = util.frame() }, class.meta)
       if class.init then
         local _ <close> = setmetatable({ making }, restore)
         making = self
@@ -209,6 +211,27 @@ function Module:each_parameter(f)
     end)
   end
   walk(self, "")
+end
+
+--- Concrete tensors in fields of a module or of its lists, which a trace takes for constants: list of { name = path, where = the line
+--- that put it there }.
+function M.constants(module)
+  local out, seen = {}, {}
+  local function walk(value, path, where)
+    if core.is_tensor(value) then
+      out[#out + 1] = { name = path, where = where }
+    elseif M.is(value) and not seen[value] then
+      seen[value] = true
+      for _, key in ipairs(rawget(value, "_keys")) do
+        walk(rawget(value, key), part(path, key), rawget(value, "_keys").at[key] or value.where)
+      end
+    elseif type(value) == "table" and getmetatable(value) == nil and not seen[value] then
+      seen[value] = true
+      for key, inner in util.sorted(value) do walk(inner, part(path, key), where) end
+    end
+  end
+  walk(module, "")
+  return out
 end
 
 --- The blocks of a model: every entry of a list of modules is one, named by its path ("blocks.3"); what is inside of an

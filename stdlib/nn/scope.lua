@@ -7,12 +7,23 @@ local util = require "dtrain.util"
 core.position(function() return util.beyond() end) -- positions of the core's errors when no user's frame is there
 
 local scope = {
-  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label, concrete = on concrete values }
+  current = nil,     -- { graph, symbols = { [parameter] = symbol }, training, dropouts, label, once = it is traced once for all
+                     -- steps, concrete = on concrete values }
   training = false,  -- on concrete tensors: what model:train() and model:eval() set
   seed = nil,        -- of concrete initial values (dt.manual_seed); nil: --seed, else 0
   redrawn = nil,     -- a parameter of which a value was read that is not the one a job then began with
   made = 0,          -- parameters made so far: each gets its own stream
 }
+
+-- A job's forward runs once: what math.random gives there would be the same number in every step.
+local random = math.random
+function math.random(...) -- luacheck: ignore
+  if scope.current and scope.current.once then
+    util.fail("math.random() in a forward, which runs once: every step would see this one number; draw it before the job if that is meant, "
+      .. "else use operations that draw in each step (nn.Dropout and the like)")
+  end
+  return random(...)
+end
 
 --- Runs f(...) with `s` as the current scope and returns its results; the old scope comes back also after an error,
 --- whose message gets a position when it has none.

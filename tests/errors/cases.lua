@@ -242,6 +242,15 @@ case("a misspelt global", { before = "local chkpt = { dir = 'x' }", more = "chec
 case("a library that was not named", { before = "print(metrics)", line = "before", says = "'metrics' was never set; did you mean dt%.metrics" })
 case("a misspelt global in a file beside the script", { before = "require 'part'", files = { ["part.lua"] = "return wdith" },
   says = "part.lua:1: the name 'wdith' was never set" })
+case("math.random in a forward", { line = 3, ranks = 2,
+  before = "local M = nn.module 'M' function M:init() self.l = nn.Linear(10, 5) end function M:forward(x) return self.l(x) * math.random() end",
+  model = "M()", says = "math.random%(%) in a forward, which runs once: every step would see this one number; draw it before the job" })
+case("resume with more than a folder", { script = [[
+local dt = require "dtrain"
+local engine = dt.engine(dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4, optimizer = dt.optim.SGD { lr = 1 },
+  data = dt.data.synthetic { inputs = { 2 }, targets = { 2 } }, steps = 1 })
+engine:resume("best", { strict = false })
+]], line = 4, says = "engine:resume takes a folder and nothing else" })
 for _, env in ipairs { "PMI_RANK=0 PMI_SIZE=2", "SLURM_PROCID=1 SLURM_NTASKS=2", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4", "PMIX_RANK=1",
   "MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3", "RANK=1 WORLD_SIZE=2" } do
   case("ranks that do not find each other, " .. env, { env = env, says = "one of several %(.-=%d%), but it found no other rank; start it with "

@@ -118,6 +118,17 @@ describe("the standard library", function()
     assert.are.equal(0, code, text)
     assert.are.equal("6.0\t1\n", text)
   end)
+  it("tells a stock lua5.4 of a job that nobody trained", function()
+    local job = 'dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4, optimizer = dt.optim.SGD { lr = 1 }, steps = 1,'
+      .. ' data = dt.data.synthetic { inputs = { 2 }, targets = { 2 }, samples = 4 } }'
+    for _, c in ipairs { { "return " .. job, 1 }, { "local job = " .. job, 1 }, { "local e = dt.engine(" .. job .. ") e:step()", 0 } } do
+      local dir = support.folder()
+      support.write(dir .. "/a.lua", 'local dt = require "dtrain"\n' .. c[1])
+      local code, text = support.sh("lua5.4 a.lua", { env = ("LUA_CPATH='%s/?.so'"):format(support.build), dir = dir })
+      assert.are.equal(c[2], code, text)
+      assert.are.equal(c[2] == 1, text:find "a.lua.-: this job was never trained; start the script by dtrain a.lua" ~= nil, text)
+    end
+  end)
 end)
 
 describe("dtrain repl", function()

@@ -142,6 +142,35 @@ describe("a run that is asked to stop", function()
   end
 end)
 
+describe("mpirun that kills before a slow step has ended", function()
+  local body = [[
+local dt = require "dtrain"
+local nn, optim, data = dt.nn, dt.optim, dt.data
+local rows = function() require "dtrain.core".sleep(0.35) return dt.ones { 10 }, dt.ones { 5 } end
+return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer = optim.SGD { lr = 0.1 }, steps = 1000,
+  data = data.from(rows, 40), checkpoint = { dir = "ck" }, log_every = 2 }]]
+  -- Sends SIGTERM to mpirun after its first lines.
+  local function stopped(flags)
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", body)
+    local line = ([[sh %s/tests/tools/ranks 2 %s a.lua > log 2>&1 & pid=$!; for i in $(seq 200); do grep -q "step 2/" log && break
+      sleep 0.1; done; kill -TERM $pid; wait $pid; cat log]]):format(support.root, support.quote(support.dtrain))
+    local _, text = support.sh("sh -c " .. support.quote(line), { dir = dir, seconds = 60, env = flags })
+    return text, support.list(dir)
+  end
+  it("is told of, with what to set", function()
+    local text = stopped "LC_ALL=C"
+    assert.matches("note: a step takes %d[%d.]* s, and mpirun ends its ranks 1.2 s after a SIGTERM, before they have saved; start it with "
+      .. "mpirun %-%-mca odls_base_sigkill_timeout %d%d", text)
+  end)
+  it("waits for the save when it is set", function()
+    local text, files = stopped "OMPI_MCA_odls_base_sigkill_timeout=20"
+    assert.is_nil(text:find "note: a step takes")
+    assert.matches("stopped after step %d+; saved", text)
+    assert.matches("manifest.json", files)
+  end)
+end)
+
 describe("a rank that waits", function()
   local function stalled(body, words)
     local dir = support.folder()

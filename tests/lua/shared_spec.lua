@@ -156,3 +156,30 @@ describe("examples/strategies/two_optimizers.lua", function()
     end)
   end
 end)
+
+describe("checkpoints of two engines", function()
+  local function run(words, ranks)
+    local code, text = support.run("tests/dist/engines.lua --quiet " .. words, { ranks = ranks })
+    assert(code == 0, text)
+  end
+  local want
+  setup(function()
+    run(("--dir %s/whole --report %s/whole.safetensors"):format(dir, dir))
+    want = dt.load(dir .. "/whole.safetensors")
+  end)
+  for _, c in ipairs { { "data", "", 2 }, { "zero1", "--parallel zero=1", 2 }, { "zero3", "--parallel zero=3", 3 },
+    { "tensor", "--parallel tensor=2", 2 } } do
+    it("are resumed on other ranks, equal to one run of one process: " .. c[1], function()
+      local at = dir .. "/" .. c[1]
+      run(("--dir %s --steps 6 %s"):format(at, c[2]), c[3])
+      run(("--dir %s --resume auto --report %s.safetensors"):format(at, at))
+      run(("--dir %s_back --steps 6"):format(at))
+      run(("--dir %s_back --resume auto --report %s_back.safetensors %s"):format(at, at, c[2]), c[3])
+      for _, path in ipairs { at, at .. "_back" } do
+        for name, t in dt.sorted(dt.load(path .. ".safetensors")) do
+          assert.is_true(dt.allclose(t, want[name], { rtol = 2e-5, atol = 2e-6 }), name)
+        end
+      end
+    end)
+  end
+end)

@@ -151,6 +151,75 @@ describe("a script", function()
   end)
 end)
 
+describe("what a trace freezes", function()
+  local M = [[
+local M = nn.module "M"
+function M:init()
+  self.l = nn.Linear(10, 5)
+  self.scale = dt.ones { 5 }
+  self.more = { a = { dt.ones { 5 } } }
+end
+function M:forward(x) return self.l(x) * self.scale end
+model = M()]]
+  it("is told of: tensors in fields, by their lines", function()
+    local code, text = run(loop(M))
+    assert.are.equal(0, code, text)
+    assert.matches("note: a.lua:7: scale is a tensor, and so a constant", text)
+    assert.matches("note: a.lua:8: more.a.0 is a tensor", text)
+    code, text = run(loop(M), "--quiet")
+    assert.are.equal(0, code, text)
+    assert.is_nil(text:find "note")
+  end)
+  it("does not hold math.random outside of a forward", function()
+    local code, text = run(loop("math.randomseed(1) print(math.random(6) <= 6)", nil, "assert(math.random() < 1)"))
+    assert.are.equal(0, code, text)
+  end)
+end)
+
+describe("a batch of fewer samples than ranks", function()
+  local job = loop(nil, "batch = 2, steps = 2"):gsub("batch = 32, ", "")
+  it("is told of at the start", function()
+    local _, text = run(job, "", { ranks = 4 })
+    assert.matches("note: batch 2 has a sample for 2 of 4 replicas", text)
+  end)
+  it("is told of by plan", function()
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", job)
+    local code, text = support.run("plan a.lua --ranks 8", { dir = dir })
+    assert.are.equal(0, code, text)
+    assert.matches("1 microbatch of 1 on those that have samples\nnote: batch 2 has a sample for 2 of 8 replicas", text)
+  end)
+end)
+
+describe("engine:resume", function()
+  local script = loop(nil, nil, "if step == 3 then engine:save 'runs/best' end") .. [[
+local want = model:state()
+for _, folder in ipairs { "runs/best", "runs/best/step-00000003" } do
+  local again = dt.engine(dt.job { model = nn.Sequential { nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 5) }, loss = nn.MSE(), batch = 32,
+    optimizer = optim.SGD { lr = 0.01 }, data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 100 }, steps = 5 })
+  assert(again:resume(folder) == 3)
+  for step, batch in again:batches() do
+    assert(batch.step > 3)
+    again:step(batch)
+  end
+  print(again.step_number)
+end]]
+  it("finds what engine:save has made, by either folder, and goes on behind it", function()
+    local code, text = run(script)
+    assert.are.equal(0, code, text)
+    assert.matches("5\n5\n$", text)
+  end)
+  it("is what --resume with a run's folder does, too", function()
+    local dir = support.folder()
+    local job = loop(nil, nil, ""):gsub("local engine.*", "return job")
+    local code, text = run(job, "--out out", { dir = dir })
+    assert.are.equal(0, code, text)
+    code, text = run(job, "--resume out --steps 7", { dir = dir })
+    assert.are.equal(0, code, text)
+    assert.matches("from step 5", text)
+  end)
+end)
+
 describe("a run that is asked to stop", function()
   local function stopped(signal, text)
     local dir = support.folder()
