@@ -100,6 +100,43 @@ print "right"]]
     end
   end)
 
+  it("of causal attention with unequal lengths are aligned as asked", function()
+    for _, case in ipairs { { 3, 5 }, { 5, 3 } } do
+      local T, S = table.unpack(case)
+      local m = { q = dt.randn({ 1, 1, T, 4 }, 1), k = dt.randn({ 1, 1, S, 4 }, 2), v = dt.randn({ 1, 1, S, 4 }, 3) }
+      for _, align in ipairs(T <= S and { "top_left", "bottom_right" } or { "top_left" }) do
+        local mask = {}
+        for i = 1, T do
+          mask[i] = {}
+          for j = 1, S do mask[i][j] = j <= i + (align == "top_left" and 0 or S - T) and 0.0 or -1e30 end
+        end
+        local function plain(p)
+          return dt.matmul(dt.softmax(dt.matmul(p.q, p.k, { tb = true }) / 2 + dt.tensor(mask), -1), p.v)
+        end
+        local function ours(p) return dt.attention(p.q, p.k, p.v, { causal = true, causal_align = align }) end
+        assert.is_true(dt.allclose(ours(m), plain(m), { rtol = 1e-5, atol = 1e-6 }))
+        local _, a = dt.value_and_grad(function(p) return ours(p):square():sum() end, m)
+        local _, b = dt.value_and_grad(function(p) return plain(p):square():sum() end, m)
+        for _, name in ipairs { "q", "k", "v" } do assert.is_true(dt.allclose(a[name], b[name], { rtol = 1e-5, atol = 1e-5 })) end
+      end
+    end
+    local x = dt.ones { 1, 1, 2, 4 }
+    assert.has_error(function() dt.attention(x, x, x, { causal_align = "x" }) end)
+  end)
+
+  it("of an evaluation with fewer samples than ranks are those of one process", function()
+    local script = [[local dt = require "dtrain"
+local nn, data = dt.nn, dt.data
+return dt.job { model = nn.Linear(4, 3), loss = nn.CrossEntropy(), batch = 8, steps = 2, optimizer = dt.optim.SGD { lr = 0.05 },
+  data = { train = data.synthetic { inputs = { 4 }, classes = 3, samples = 16 },
+    valid = data.synthetic { inputs = { 4 }, classes = 3, samples = 3, seed = 4 } },
+  eval = { metrics = { "accuracy", "top_2" } } }]]
+    local one = run(script):match "eval 2[^\n]+"
+    assert.matches("accuracy", one)
+    assert.are.equal(one, run(script, { ranks = 4 }):match "eval 2[^\n]+")
+    assert.are.equal(one, run(script, { ranks = 4 }, "--parallel tensor=2"):match "eval 2[^\n]+")
+  end)
+
   it("of an id out of range are an error", function()
     assert.has_error(function() dt.one_hot(dt.tensor({ 0, 3 }, "i64"), { classes = 3 }) end)
   end)
