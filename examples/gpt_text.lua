@@ -29,7 +29,8 @@ local function text_file()
   local path = folder .. "/bible-kjv.txt"
   if dt.rank() == 0 and not io.open(path, "rb") then
     local made = os.execute(([[mkdir -p '%s' && part=$(mktemp '%s.XXXXXX') &&
-      { bible -f gen1:1-rev22:21 > "$part" 2> /dev/null && mv "$part" '%s' || { rm -f "$part"; false; } }]]):format(folder, path, path))
+      { bible -f gen1:1-rev22:21 > "$part" 2> /dev/null && mv "$part" '%s' || { rm -f "$part"; false; } }]]):format(
+      folder, path, path))
     if not made then
       error("gpt_text: the program 'bible' is missing; apt install bible-kjv, or give a text: --data file.txt", 0)
     end

@@ -50,6 +50,11 @@ static _Noreturn void raise_text(lua_State *L, const char *where, const char *te
   abort();
 }
 
+static bool file_failed; /* the core's last error was about a file */
+
+/* core.file_failed() */
+static int l_file_failed(lua_State *L) { return lua_pushboolean(L, file_failed), 1; }
+
 void dtl_fail(lua_State *L, const char *fmt, ...) {
   char where[256], text[2048];
   va_list ap;
@@ -61,6 +66,7 @@ void dtl_fail(lua_State *L, const char *fmt, ...) {
 
 void dtl_raise(lua_State *L, const dt_err *e) {
   char where[256];
+  file_failed = e->code == DT_EIO;
   raise_text(L, *e->where ? e->where : dtl_where(L, where, sizeof where), e->text);
 }
 
@@ -156,7 +162,8 @@ void dtl_open_stdlib(lua_State *L) {
 }
 
 DT_API int luaopen_dtrain_core(lua_State *L) {
-  static const luaL_Reg fn[] = {{"position", l_position}, {"fail", l_fail}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"position", l_position}, {"fail", l_fail}, {"file_failed", l_file_failed}, {NULL, NULL}};
   luaL_checkversion(L);
   luaL_newlib(L, fn);
   dtl_open_sys(L);

@@ -296,8 +296,9 @@ static void open_csv(lua_State *L, const char *fn, const char *kind, dtl_source 
   int inputs = 0, targets = 0;
   dt_csv_opts o = {.header = true, .input_dtype = DT_F32, .target_dtype = DT_F32};
   DTL_OPTS(L, fn, 1, 1, {"kind", 's', &kind, NULL}, {"file", 's', &file, NULL}, {"inputs", 'v', &inputs, NULL},
-           {"targets", 'v', &targets, NULL}, {"header", 'b', &o.header, NULL}, {"guessed", 'b', &o.guessed, NULL}, {"delimiter", 's', &delimiter, NULL},
-           {"dtype", 'd', &o.input_dtype, NULL}, {"target_dtype", 'd', &o.target_dtype, NULL});
+           {"targets", 'v', &targets, NULL}, {"header", 'b', &o.header, NULL}, {"guessed", 'b', &o.guessed, NULL},
+           {"delimiter", 's', &delimiter, NULL}, {"dtype", 'd', &o.input_dtype, NULL},
+           {"target_dtype", 'd', &o.target_dtype, NULL});
   if (!file) missing(L, fn, kind, "file");
   if (strlen(delimiter) != 1) dtl_fail(L, "%s: 'delimiter' must be one character, got \"%s\"", fn, delimiter);
   o.delimiter = *delimiter;

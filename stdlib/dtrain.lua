@@ -90,7 +90,7 @@ if not cli.words then
     if not script or #idle == 0 or #idle < #job.made then return end
     local where = idle[1].where or script .. ":" -- a job that is returned at once leaves no line
     if where:sub(1, #script + 1) ~= script .. ":" then return end -- a library's affair
-    io.stderr:write(("%s: this job was never trained; start the script by dtrain %s, or train it here: local engine = dt.engine(job)\n"):format(
+    io.stderr:write(("%s: this job was never trained; start the script by dtrain %s, or train it here by dt.engine(job)\n"):format(
       (where:gsub(":$", "")), script))
     os.exit(1)
   end })

@@ -147,15 +147,15 @@ function M.new(job)
   for _, b in ipairs(self.between) do if b.start then b.start(self.exec) end end
   local notes = util.copy(job.notes or {})
   if scope.redrawn then
-    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name in "
-      .. "the whole model; read it once the engine is made"):format(scope.redrawn)
+    notes[#notes + 1] = ("%s was read before the job and begins with another value: values are drawn by the run's seed and the name "
+      .. "in the whole model; read it once the engine is made"):format(scope.redrawn)
     scope.redrawn = nil
   end
   notes[#notes + 1] = job:without_samples(where)
   for _, m in ipairs(trace.modules(job)) do
     for _, t in ipairs(modules.constants(m[2])) do
-      notes[#notes + 1] = ("%s: %s%s is a tensor, and so a constant: it is not trained, saved or moved; nn.parameter trains it, nn.buffer "
-        .. "keeps it"):format(t.where, m[1], t.name)
+      notes[#notes + 1] = ("%s: %s%s is a tensor, and so a constant: it is not trained, saved or moved; nn.parameter trains it, "
+        .. "nn.buffer keeps it"):format(t.where, m[1], t.name)
     end
   end
   for _, note in ipairs(not options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
@@ -180,7 +180,8 @@ end
 --- checkpoints (its newest). Every tensor must be there. Returns the number of steps done; the next step is the one after them.
 function Engine:resume(what, ...)
   if select("#", ...) > 0 then
-    util.fail("engine:resume takes a folder and nothing else, for all of a checkpoint counts; model:load(dt.load(file)) takes values alone")
+    util.fail("engine:resume takes a folder and nothing else, for all of a checkpoint counts; model:load(dt.load(file)) takes "
+      .. "values alone")
   end
   if self.pieces then util.fail("engine:resume between the microbatches of a step; call it after the last one's engine:step()") end
   if what == nil then return self.step_number end
@@ -195,6 +196,7 @@ function Engine:resume(what, ...)
   else
     meta = not core.exists(what .. "/manifest.json") and newest(self, what) or self.exec:load { path = what }
   end
+  self.settled = nil
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
   if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end
   shared.changed(self, true)
@@ -216,7 +218,8 @@ end
 local function stepped(self, m)
   self.info = m
   self.step_number = self.step_number + 1
-  for _, b in ipairs(self.between) do
+  for i = 1, #self.between do
+    local b = self.between[i]
     if self.step_number % b.every == 0 then self.exec:call(b.number, {}) end
   end
   shared.changed(self)
@@ -249,9 +252,11 @@ function Engine:batches()
   end
 end
 
---- Asks the schedule for the learning rates of the step at hand.
+--- Asks the schedule for the learning rates of the step at hand, as long as they change.
 function Engine:schedule()
-  self.exec:rate(table.unpack(self.job.schedule:rates(self.exec:updates(), self.steps, self.rates)))
+  local rule, at = self.job.schedule, self.exec:updates()
+  self.exec:rate(table.unpack(rule:rates(at, self.steps, self.rates)))
+  self.settled = rule.settles and at >= rule.settles
 end
 
 --- Trains one step on the next batch; returns a table (the same one each time): step, epoch, samples, loss,
@@ -267,8 +272,8 @@ function Engine:step(batch)
       batch.step,
       self.step_number + 1)
   end
-  shared.take(self, "engine:step")
-  self:schedule()
+  if #self.partners > 0 then shared.take(self, "engine:step") end
+  if not self.settled then self:schedule() end
   return stepped(self, self.exec:step(self.loader, self.info))
 end
 

@@ -180,8 +180,8 @@ end
 function Job:without_samples(where)
   local n = math.min(self.batch.global, self.data.train:count())
   if where.replicas <= n then return nil end
-  return ("batch %d has a sample for %d of %d replicas: the others compute nothing; a batch of %d or more, or fewer ranks, would do"):format(
-    self.batch.global, n, where.replicas, where.replicas)
+  return ("batch %d has a sample for %d of %d replicas: the others compute nothing; a batch of %d or more, or fewer ranks, would "
+    .. "do"):format(self.batch.global, n, where.replicas, where.replicas)
 end
 
 --- Optimizer steps to train, given the steps of an epoch. Options of the command line come first.

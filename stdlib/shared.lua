@@ -41,13 +41,13 @@ end
 
 --- Before an engine reads its parameters: what its partners have changed comes into its own memory. All ranks call it together.
 function M.take(engine, what)
+  if #engine.partners == 0 then return end
   for _, other in ipairs(engine.partners) do
     if other.pieces then
       util.fail("%s: another engine of the same model is between the forward and the update of step %d; end its step first",
         what, other.step_number + 1)
     end
   end
-  if #engine.partners == 0 then return end
   for _, e in ipairs(engine.held) do
     local from = e.p.engine
     if from ~= engine and e.seen ~= e.p.changed then

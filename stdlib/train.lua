@@ -27,6 +27,19 @@ local function introduce(engine, show)
   end
 end
 
+-- A step. Where a data file fails, the state of the step before it is whole: it is saved, except among ranks, of which the others wait
+-- in the step.
+local function step_of(engine)
+  if not engine.checkpoint or core.size() > 1 then return engine:step() end
+  local ok, m = xpcall(engine.step, function(e) return os.getenv "DT_TRACEBACK" and debug.traceback(e) or e end, engine)
+  if ok then return m end
+  if core.file_failed() and engine.step_number > engine.start and engine.saved ~= engine.step_number then
+    engine:save()
+    m = ("%s (step %d is saved below %s; --resume auto goes on from it)"):format(m, engine.step_number, engine.checkpoint.dir)
+  end
+  error(m, 0)
+end
+
 --- Trains a job to its end (or until Ctrl-C); returns the engine.
 return function(job)
   local engine = engines.new(job)
@@ -44,7 +57,7 @@ return function(job)
   end
   local evaluated
   for step in engine:batches() do
-    local m = engine:step()
+    local m = step_of(engine)
     engine.history[step] = m.loss
     show:step(m)
     if evaluate.every and step % evaluate.every == 0 then evaluated = eval() end

@@ -90,10 +90,11 @@ static void unwatch(const dt_map *m) {
 }
 
 static dt_status shorter(const char *path, dt_err *e) {
-  return dt_fail(e, DT_EIO, NULL,
-                 "%s: the file has become shorter while it was in use; put the whole file back, and write a new version "
-                 "beside an old one instead of into it",
-                 path);
+  return dt_fail(
+      e, DT_EIO, NULL,
+      "%s: the file has become shorter while it was in use; put the whole file back, and write a new version "
+      "beside an old one instead of into it",
+      path);
 }
 
 dt_status dt_map_check(const dt_map *m, dt_err *e) {

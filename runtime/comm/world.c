@@ -109,10 +109,11 @@ static told told_by_launcher(void) {
 /* Processes that a launcher started together, but which found no way to each other, would each do the whole work. */
 static dt_status check_launcher(const dt_comm *c, const told *t, dt_err *e) {
   if (t->size <= c->size) return DT_OK;
-  return dt_fail(e, DT_EUSER, NULL,
-                 "a launcher started this process as one of several (%s), but %s; start it with Open MPI's mpirun -n %ld "
-                 "dtrain ..., with srun --mpi=pmix -n %ld dtrain ..., or set DT_COMM=self to run each process alone",
-                 t->text, c->size == 1 ? "it found no other rank" : "fewer ranks found each other", t->size, t->size);
+  return dt_fail(
+      e, DT_EUSER, NULL,
+      "a launcher started this process as one of several (%s), but %s; start it with Open MPI's mpirun -n %ld "
+      "dtrain ..., with srun --mpi=pmix -n %ld dtrain ..., or set DT_COMM=self to run each process alone",
+      t->text, c->size == 1 ? "it found no other rank" : "fewer ranks found each other", t->size, t->size);
 }
 
 static const char *busy_with;

@@ -168,7 +168,8 @@ static dt_status check_header(const columns *c, const dt_csv_opts *o, const char
   }
   return dt_fail(e, DT_EUSER, NULL,
                  "%s:1: holds numbers where the names of columns would stand; set header = false if it is a sample, or "
-                 "header = true if these are names", file);
+                 "header = true if these are names",
+                 file);
 }
 
 static dt_status parse(reader *r, columns *c, const dt_csv_opts *o, locale_t loc, dt_csv *x, dt_err *e) {

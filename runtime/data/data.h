@@ -74,7 +74,7 @@ typedef struct dt_csv_opts {
   const char *const *targets;
   int ntargets;
   bool header;
-  bool guessed; /* nobody said that there is a header: a first line of numbers is refused, for it may be a sample */
+  bool guessed;     /* nobody said that there is a header: a first line of numbers is refused, for it may be a sample */
   char delimiter;   /* 0 = ',' */
   int input_dtype;  /* DT_F32 or DT_F64; "inputs" is [ninputs] */
   int target_dtype; /* a float: "targets" is [ntargets]; DT_I64: whole numbers, a scalar for one column */

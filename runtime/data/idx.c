@@ -43,7 +43,8 @@ dt_status dt_map_open_gz(dt_map *m, const char *path, dt_err *e) {
     z.avail_out = (unsigned)room;
     rc = inflate(&z, Z_NO_FLUSH);
     have += room - z.avail_out;
-    if (rc == Z_STREAM_END && !only_zeros(m, fed - z.avail_in)) rc = inflateReset(&z); /* members may follow each other */
+    if (rc == Z_STREAM_END && !only_zeros(m, fed - z.avail_in))
+      rc = inflateReset(&z); /* members may follow each other */
     if (rc == Z_BUF_ERROR && z.avail_out == 0) rc = Z_OK;
   }
   if (init) inflateEnd(&z);

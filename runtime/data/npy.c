@@ -18,8 +18,9 @@ static dt_status widen(int kind, const unsigned char *p, int64_t n, const char *
   size_t bytes = kinds[kind].wide, size = dt_dtype_size(kinds[kind].dtype);
   bool is_signed = *kinds[kind].descr == 'i';
   char *to = malloc((size_t)n * size + 1);
-  if (!to) return dt_fail(e, DT_ENOMEM, NULL, "%s: no memory to convert %lld elements; free memory on this host", name,
-                          (long long)n);
+  if (!to)
+    return dt_fail(e, DT_ENOMEM, NULL, "%s: no memory to convert %lld elements; free memory on this host", name,
+                   (long long)n);
   for (int64_t i = 0; i < n; i++) {
     uint64_t v = 0;
     memcpy(&v, p + (size_t)i * bytes, bytes); /* little endian, as this host */

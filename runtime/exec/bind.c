@@ -3,6 +3,7 @@
  *
  * Plans on one executor share parameters, states, gradients and the pool; each has its own inputs, scalars and outputs, and
  * buffers of the same name are the first plan's. Called by exec.c. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "trace.h"
@@ -101,6 +102,7 @@ static void bind_ends(dt_exec *x, int k) {
   const dt_graph *g = b->plan->g;
   b->samples = dt_xalloc(sizeof(int64_t) * (size_t)max64(1, b->plan->rows));
   b->hyper = dt_xalloc(sizeof(double) * (size_t)(g->hyper.n + 1));
+  for (int i = 0; i < g->hyper.n; i++) b->hyper[i] = NAN; /* equal to nothing: not written yet */
   b->input = dt_xalloc(sizeof(dt_view) * (size_t)(g->input.n + 1));
   b->field = dt_xalloc(sizeof(char *) * (size_t)(g->input.n + 1));
   b->output = dt_xalloc(sizeof(dt_view) * (size_t)(g->output.n + 1));

@@ -35,7 +35,7 @@ typedef struct bound_plan {
   dt_view *input, *output;
   double *stats;      /* f64[2] in the device's memory, or NULL */
   const char **field; /* names of inputs */
-  double *hyper;      /* [hypers] on the host, written before each step */
+  double *hyper;      /* [hypers] on the host: what the device has */
   bool own_pre;       /* what it does before a step is not what the first plan does */
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */

@@ -14,8 +14,7 @@ static void notice(dt_exec *x, const bound *q) {
 }
 
 /* counted: where the profile keeps its time; the instruction's binding to slot 0. */
-static void run_kernel(dt_exec *x, bound *q, bound *counted, bool first) {
-  const struct dt_dev_vt *vt = x->ctx->dev->vt;
+static inline void run_kernel(dt_exec *x, const struct dt_dev_vt *vt, bound *q, bound *counted, bool first) {
   q->launch.call.flags = first ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
   if (x->profile) counted->seconds -= dt_now();
   vt->launch(x->compute, &q->launch);
@@ -57,6 +56,7 @@ static bool skipped(const dt_instr *ins, bool first) {
 
 dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end, bool first, bool last, bool comm_only,
                           int slot, dt_err *e) {
+  const struct dt_dev_vt *vt = x->ctx->dev->vt;
   for (int i = begin; i < end; i++) {
     bound *q = &b->seg[seg][i], *counted = q;
     const dt_instr *ins = q->ins;
@@ -67,7 +67,7 @@ dt_status dt_exec_segment(dt_exec *x, bound_plan *b, int seg, int begin, int end
       case DT_I_CLEAR:
         if (comm_only) dt_dev_fill(x->compute, q->launch.call.out[0].p, 0, dt_nbytes(&q->launch.call.out[0].t));
         break;
-      case DT_I_KERNEL: run_kernel(x, q, counted, first); break;
+      case DT_I_KERNEL: run_kernel(x, vt, q, counted, first); break;
       case DT_I_SEND: DT_TRY(dt_pipe_send(x, b, q, e)); break;
       case DT_I_RECV: DT_TRY(dt_pipe_recv(x, b, q, e)); break;
       case DT_I_COMM: DT_TRY(run_comm(x, q, start, e)); break;

@@ -12,13 +12,15 @@ static void write_hypers(dt_exec *x, double inv_count) {
     for (int i = 0; i < g->hyper.n; i++) {
       const dt_hyper *h = &g->hyper.p[i];
       const dt_value *v = &g->val.p[h->val];
-      double *p = &x->b[k].hyper[i];
+      double *p = &x->b[k].hyper[i], now = 0;
       switch (h->kind) {
-        case DT_HY_LR: *p = x->lr[h->group < x->o.groups ? h->group : 0]; break;
-        case DT_HY_T: *p = (double)(x->state.updates + 1); break;
-        case DT_HY_INV_COUNT: *p = inv_count; break;
-        case DT_HY_SEED_SCALE: *p = x->state.loss_scale / x->o.nominal_count; break;
+        case DT_HY_LR: now = x->lr[h->group < x->o.groups ? h->group : 0]; break;
+        case DT_HY_T: now = (double)(x->state.updates + 1); break;
+        case DT_HY_INV_COUNT: now = inv_count; break;
+        case DT_HY_SEED_SCALE: now = x->state.loss_scale / x->o.nominal_count; break;
       }
+      if (*p == now) continue; /* the device has it */
+      *p = now;
       dt_dev_put(x->compute, x->b[k].persist + v->addr, p, sizeof *p);
     }
   }

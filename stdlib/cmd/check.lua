@@ -58,7 +58,8 @@ local function run(line, log, file)
   local done, _, code = os.execute(line .. " > " .. quote(log) .. " 2>&1 < /dev/null")
   if done and core.exists(file) then return end
   if done then
-    return ("its rank 0 did not write %s here; start rank 0 on this host (--launch), or set TMPDIR to a folder that all hosts see"):format(file)
+    return ("its rank 0 did not write %s here; start rank 0 on this host (--launch), or set TMPDIR to a folder that all hosts "
+      .. "see"):format(file)
   end
   local said <close> = io.open(log)
   local text = said and said:read("a") or ""
@@ -175,7 +176,7 @@ return function(words)
   if message then error(message, 0) end
   local dir = output_of "mktemp -d 2> /dev/null"
   if dir == "" then
-    fail("check needs a folder for its files, and none can be made in %s; set TMPDIR to a folder that can be written, and that all hosts see",
+    fail("check needs a folder for its files, and none can be made in %s; set TMPDIR to a folder that can be written",
       os.getenv "TMPDIR" and "TMPDIR=" .. os.getenv "TMPDIR" or "/tmp")
   end
   local _ <close> = setmetatable({}, { __close = function() os.execute("rm -rf " .. quote(dir)) end })

@@ -51,8 +51,8 @@ return function(words)
   local micro = job:rows(replicas)
   local steps = -(-job.batch.global // (micro * replicas))
   local idle = job:without_samples(job:where_is(0, ranks))
-  print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on %s"):format(ranks, ranks == 1 and "" or "s", job.precision, job.batch.global,
-    steps, steps == 1 and "" or "es", micro, idle and "those that have samples" or "each rank"))
+  print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on %s"):format(ranks, ranks == 1 and "" or "s", job.precision,
+    job.batch.global, steps, steps == 1 and "" or "es", micro, idle and "those that have samples" or "each rank"))
   if idle then print("note: " .. idle) end
   local p = job.parallel.p
   if p.pipeline > 1 then

@@ -19,8 +19,8 @@ local scope = {
 local random = math.random
 function math.random(...) -- luacheck: ignore
   if scope.current and scope.current.once then
-    util.fail("math.random() in a forward, which runs once: every step would see this one number; draw it before the job if that is meant, "
-      .. "else use operations that draw in each step (dt.rand, dt.randn, nn.Dropout)")
+    util.fail("math.random() in a forward, which runs once: every step would see this one number; draw it before the job if "
+      .. "that is meant, else use operations that draw in each step (dt.rand, dt.randn, nn.Dropout)")
   end
   return random(...)
 end

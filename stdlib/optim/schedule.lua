@@ -32,7 +32,9 @@ function Schedule:at(step, total, base) return self.value(step, total, base) end
 function S.constant(options)
   local o = util.options("optim.constant", options,
     { { "factor", "nonnegative", 1 }, { "total_iters", "nonnegative", 0 } })
-  return make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
+  local s = make("constant", nil, function(step, _, base) return step < o.total_iters and base * o.factor or base end)
+  s.settles = o.total_iters -- from this step on nothing changes: nobody need ask again
+  return s
 end
 
 --- optim.step{ step_size =, gamma = 0.1 }: times gamma after every step_size steps.

@@ -600,7 +600,8 @@ T_TEST (".npy: every dtype there and back, mapped sets, messages") {
       fclose(f);
       T_CHECK(dt_npy_parse(b, n, "x.npy", &back, &wide, &e) == DT_OK && !wide && dt_type_eq(&back.t, &ty));
       T_CHECK(!memcmp(back.p, raw, (size_t)dt_nbytes(&ty)) && (((unsigned char *)back.p - b) & 63) == 0);
-      for (size_t k = 0; k < n; k++) T_CHECK(dt_npy_parse(b, k, "x.npy", &back, &wide, &e) == DT_EIO); /* cut anywhere */
+      for (size_t k = 0; k < n; k++)
+        T_CHECK(dt_npy_parse(b, k, "x.npy", &back, &wide, &e) == DT_EIO); /* cut anywhere */
     }
   dt_type ty = dt_type_make(DT_F32, 2, (int64_t[]){2, 3}), tl = dt_type_make(DT_I64, 1, (int64_t[]){3});
   float x[6] = {1, 2, 3, 4, 5, 6}, o[6];

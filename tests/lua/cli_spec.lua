@@ -121,7 +121,8 @@ describe("the standard library", function()
   it("tells a stock lua5.4 of a job that nobody trained", function()
     local job = 'dt.job { model = dt.nn.Linear(2, 2), loss = dt.nn.MSE(), batch = 4, optimizer = dt.optim.SGD { lr = 1 }, steps = 1,'
       .. ' data = dt.data.synthetic { inputs = { 2 }, targets = { 2 }, samples = 4 } }'
-    for _, c in ipairs { { "return " .. job, 1 }, { "local job = " .. job, 1 }, { "local e = dt.engine(" .. job .. ") e:step()", 0 } } do
+    for _, c in ipairs { { "return " .. job, 1 }, { "local job = " .. job, 1 },
+      { "local e = dt.engine(" .. job .. ") e:step()", 0 } } do
       local dir = support.folder()
       support.write(dir .. "/a.lua", 'local dt = require "dtrain"\n' .. c[1])
       local code, text = support.sh("lua5.4 a.lua", { env = ("LUA_CPATH='%s/?.so'"):format(support.build), dir = dir })

@@ -94,7 +94,8 @@ describe("a split", function()
     return set:part "train" and set:part("train"):count(), set:part "valid" and set:part("valid"):count()
   end
   it("takes counts where one is more than 1, or ones are more than the whole", function()
-    for _, c in ipairs { { { train = 39, valid = 1 }, 40, 39, 1 }, { { train = 1, valid = 39 }, 40, 1, 39 }, { { train = 1, valid = 1 }, 2, 1, 1 },
+    for _, c in ipairs { { { train = 39, valid = 1 }, 40, 39, 1 }, { { train = 1, valid = 39 }, 40, 1, 39 },
+      { { train = 1, valid = 1 }, 2, 1, 1 },
       { { train = 30, valid = 9 }, 100, 30, 9 }, { { train = 1 }, 40, 40 }, { { train = 0.975, valid = 0.025 }, 40, 39, 1 },
       { { train = 0.5, valid = 0.25 }, 40, 20, 10 } } do
       local train, valid = parts(c[1], c[2])
@@ -115,7 +116,7 @@ describe("a split", function()
 end)
 
 local other = support.folder()
-local function write(name, bytes)
+local function store(name, bytes)
   local path = other .. "/" .. name
   local f <close> = assert(io.open(path, "wb"))
   f:write(bytes)
@@ -126,7 +127,7 @@ describe("a .npy file", function()
     local head = ("{'descr': '%s', 'fortran_order': False, 'shape': (%d,), }"):format(descr, #values)
     local bytes = {}
     for i, v in ipairs(values) do bytes[i] = ("<" .. format):pack(v) end
-    return write("x.npy", "\x93NUMPY\1\0" .. ("<I2"):pack(#head) .. head .. table.concat(bytes))
+    return store("x.npy", "\x93NUMPY\1\0" .. ("<I2"):pack(#head) .. head .. table.concat(bytes))
   end
   for _, c in ipairs { { "|i1", "i1", { 0, -128, 127 }, "i32" }, { "<i2", "i2", { 0, -32768, 32767 }, "i32" },
     { "<u2", "I2", { 0, 50256, 65535 }, "i32" }, { "<u4", "I4", { 0, 4294967295, 7 }, "i64" },
@@ -146,27 +147,27 @@ describe("a .npy file", function()
 end)
 
 describe("a CSV file without a header", function()
-  local path = write("plain.csv", "1,2,0\n3,4,1\n")
+  local path = store("plain.csv", "1,2,0\n3,4,1\n")
   it("loses no sample", function()
     assert.matches("plain.csv:1: holds numbers where the names of columns would stand; set header = false",
       message(data.csv, { file = path, targets = 3 }))
-    assert.matches("holds numbers", message(data.csv, { file = write("a.csv", "1.5, 2 ,x\n3,4,y\n"), inputs = { 1, 2 } }))
+    assert.matches("holds numbers", message(data.csv, { file = store("a.csv", "1.5, 2 ,x\n3,4,y\n"), inputs = { 1, 2 } }))
     assert.are.equal(2, data.csv({ file = path, targets = 3, header = false }):count())
     assert.are.equal(1, data.csv({ file = path, targets = 3, header = true }):count())
   end)
   it("is none where columns are called by its names, or one is no number", function()
-    assert.are.equal(1, data.csv({ file = write("years.csv", "2019,2020\n1,2\n"), targets = "2020" }):count())
-    assert.are.equal(1, data.csv({ file = write("names.csv", "a,2020\n1,2\n"), targets = 2 }):count())
+    assert.are.equal(1, data.csv({ file = store("years.csv", "2019,2020\n1,2\n"), targets = "2020" }):count())
+    assert.are.equal(1, data.csv({ file = store("names.csv", "a,2020\n1,2\n"), targets = 2 }):count())
   end)
 end)
 
 describe("gzip data", function()
   local bytes = ("a,b\n1,2\n"):rep(1) .. ("3,4\n"):rep(500)
   local function zipped(more)
-    local plain = write("z.csv", bytes)
+    local plain = store("z.csv", bytes)
     os.execute(("gzip -c %s > %s.gz"):format(plain, plain))
     local f <close> = assert(io.open(plain .. ".gz", "rb"))
-    return write("padded.csv.gz", f:read "a" .. more)
+    return store("padded.csv.gz", f:read "a" .. more)
   end
   it("may be padded with zeros", function()
     for _, n in ipairs { 1, 7, 8, 512, 10240 } do

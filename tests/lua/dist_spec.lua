@@ -160,8 +160,8 @@ return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer 
   end
   it("is told of, with what to set", function()
     local text = stopped "LC_ALL=C"
-    assert.matches("note: a step takes %d[%d.]* s, and mpirun ends its ranks 1.2 s after a SIGTERM, before they have saved; start it with "
-      .. "mpirun %-%-mca odls_base_sigkill_timeout %d%d", text)
+    assert.matches("note: a step takes %d[%d.]* s, and mpirun ends its ranks 1.2 s after a SIGTERM, before they have saved; "
+      .. "start it with mpirun %-%-mca odls_base_sigkill_timeout %d%d", text)
   end)
   it("waits for the save when it is set", function()
     local text, files = stopped "OMPI_MCA_odls_base_sigkill_timeout=20"
@@ -194,7 +194,8 @@ local engine = dt.engine(dt.job { model = nn.Sequential { nn.Linear(2000, 5000),
   optimizer = optim.SGD { lr = 0.01 }, data = data.synthetic { inputs = { 2000 }, targets = { 5 }, samples = 100 }, steps = 2 })
 for _, batch in engine:batches() do engine:step(batch) end
 if dt.rank() == 0 then -- the writer stands still for a while
-  os.execute "pid=$PPID; ( for i in $(seq 2000); do ls ck/*.tmp > /dev/null 2>&1 && break; sleep 0.002; done; kill -STOP $pid; sleep 3.5; kill -CONT $pid ) > /dev/null 2>&1 &"
+  os.execute [=[pid=$PPID; ( for i in $(seq 2000); do ls ck/*.tmp > /dev/null 2>&1 && break; sleep 0.002; done
+    kill -STOP $pid; sleep 3.5; kill -CONT $pid ) > /dev/null 2>&1 &]=]
 end
 engine:save "ck"
 if dt.rank() == 0 then print "saved" end]], "DT_STALL_ABORT=1")
@@ -240,7 +241,8 @@ function Turn:init() self.line = dt.nn.Linear(4, 3) end
 function Turn:forward(x) return (self.line(x):all_to_all "data") end
 return dt.job { model = Turn(), loss = function(y) return y:mean() end, batch = 6, steps = 1, optimizer = dt.optim.SGD { lr = 0.1 },
   data = dt.data.synthetic { inputs = { 4 }, targets = { 1 }, samples = 12 } }]])
-    for _, c in ipairs { { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
+    for _, c in ipairs {
+      { "now", "now.lua:2: all_to_all: the first dim must divide by the 2 ranks, but has size 3; pad or trim it" },
       { "model", "model.lua:4: all_to_all: dim 0 of [3,3] does not divide by 2 ranks; 2 or 4 would" } } do
       local code, text = support.run(("%s/%s.lua"):format(dir, c[1]), { ranks = 2 })
       assert.are.equal(1, code, text)

@@ -66,7 +66,7 @@ print "equal"]], "--seed 7")
     local written = "for name, w in dt.sorted(model:state()) do w:copy_(%s) end"
     local _, plain = run(loop(), "--threads 1")
     local _, other = run(loop(written:format "dt.zeros(w:shape())"), "--threads 1")
-    local _, loaded = run(loop "local s = {} for name, w in dt.sorted(model:state()) do s[name] = w * 0 end model:load(s)", "--threads 1")
+    local _, loaded = run(loop "local s = {} for k, w in dt.sorted(model:state()) do s[k] = w * 0 end model:load(s)", "--threads 1")
     assert.are_not.equal(plain, other)
     assert.are.equal(other, loaded)
   end)
@@ -92,7 +92,8 @@ describe("a schedule", function()
     assert.matches("^0.01\n", text)
   end)
   it("is asked at the step that it is for, and once more before the run", function()
-    local code, text = run(loop("local seen = {}", "steps = 5, schedule = function(step) seen[#seen + 1] = step return 1 / (1 + step) end",
+    local code, text = run(loop("local seen = {}",
+      "steps = 5, schedule = function(step) seen[#seen + 1] = step return 1 / (1 + step) end",
       "if step == 5 then print(table.concat(seen, ' '), ('%.9g'):format(m.lr)) end"))
     assert.are.equal(0, code, text)
     assert.matches("0 1 2 3 4 0 1 2 3 4\t0.002\n", text)
@@ -224,7 +225,8 @@ describe("a run that is asked to stop", function()
   local function stopped(signal, text)
     local dir = support.folder()
     support.write(dir .. "/a.lua", text)
-    return support.sh("sh -c " .. support.quote(("timeout --preserve-status -s %s 1 %s a.lua; echo code $?"):format(signal, support.dtrain)), { dir = dir, seconds = 20 })
+    local line = ("timeout --preserve-status -s %s 1 %s a.lua; echo code $?"):format(signal, support.dtrain)
+    return support.sh("sh -c " .. support.quote(line), { dir = dir, seconds = 20 })
   end
   it("ends with 75 in a loop of its own, too", function()
     local code, text = run(loop(nil, "steps = 100000", "if step == 2 then os.execute 'kill -TERM $PPID' end"))
@@ -246,6 +248,30 @@ describe("a run that is asked to stop", function()
     assert.matches("a.lua:%d+: asked to stop by SIGTERM, but this code has not come to the next step for 5 s", text)
     assert.are.equal(1, code, text)
     assert.is_true(seconds < 12, text)
+  end)
+end)
+
+describe("a run whose data file fails", function()
+  it("keeps the last step's state, and goes on when the file is back", function()
+    local dir = support.folder()
+    support.write(dir .. "/big", ("some text "):rep(30000))
+    local job = head .. [[
+local n = 0
+local cut = function(step)
+  n = n + 1
+  if os.getenv "CUT" and n == 100 then os.execute "cp big kept; truncate -s 100 big" end
+  return 1
+end
+return dt.job { model = nn.GPT { vocab = 256, layers = 1, heads = 1, width = 8, context = 8 }, loss = nn.CrossEntropy(), batch = 4,
+  data = data.text { file = "big", context = 8 }, optimizer = optim.SGD { lr = 0.1 }, schedule = cut, steps = 60,
+  checkpoint = { dir = "ck" } }]]
+    local code, text = run(job, "", { dir = dir, env = "CUT=1" })
+    assert.are.equal(1, code, text)
+    assert.matches("big: the file has become shorter .-%(step %d+ is saved below ck; %-%-resume auto goes on from it%)", text)
+    os.execute(("mv %s/kept %s/big"):format(dir, dir))
+    code, text = run(job, "--resume auto", { dir = dir })
+    assert.are.equal(0, code, text)
+    assert.matches("step 60/60", text)
   end)
 end)
 

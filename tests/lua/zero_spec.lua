@@ -158,7 +158,8 @@ describe("resident memory", function()
     local peak, plan = figures ""
     for zero = 1, 3 do
       local p, q = figures("--parallel zero=" .. zero)
-      assert.is_true(plan - q > 8 and peak - p > plan - q, ("zero %d: %g MB less are planned, %g resident"):format(zero, plan - q, peak - p))
+      assert.is_true(plan - q > 8 and peak - p > plan - q,
+        ("zero %d: %g MB less are planned, %g resident"):format(zero, plan - q, peak - p))
     end
   end)
 end)

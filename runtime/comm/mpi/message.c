@@ -33,8 +33,8 @@ void dtm_stall(const dtm_comm *c, dtm_delay *w, dtm_kind kind, int64_t n, int pe
   if (w->since == 0) w->since = now, w->next = stall_warn;
   if (now - w->since < w->next) return;
   const char *busy = *dtm_host->patience;
-  dtm_host->log(0, "rank %d has waited %.0f s for rank %d in %s (%lld elements or bytes)%s%s", c->b.rank, now - w->since,
-                peer, dtm_kind_name[kind], (long long)n, busy ? "; that rank is busy with " : "",
+  dtm_host->log(0, "rank %d has waited %.0f s for rank %d in %s (%lld elements or bytes)%s%s", c->b.rank,
+                now - w->since, peer, dtm_kind_name[kind], (long long)n, busy ? "; that rank is busy with " : "",
                 busy          ? busy
                 : stall_abort ? "; ending the job, as DT_STALL_ABORT asks"
                               : "; is that rank alive and in the same step?");
