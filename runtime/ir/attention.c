@@ -3,7 +3,7 @@
 
 /* ---- attention: placed by whole heads, or by whole samples ---- */
 static dt_status attention_inputs(dt_shape_ctx *s, dt_type *lse) {
-  bool bthd = s->attr[2].i;
+  bool bthd = s->a->attention.bthd;
   const char *form = bthd ? "[batch, length, heads, size]" : "[batch, heads, length, size]";
   const dt_type *q = s->in[0], *k = s->in[1];
   int h = bthd ? 2 : 1, t = bthd ? 1 : 2;
@@ -17,7 +17,7 @@ static dt_status attention_inputs(dt_shape_ctx *s, dt_type *lse) {
   if (k->dim[h] < 1 || q->dim[h] % k->dim[h])
     return fail(s, "%lld query heads do not divide by %lld key heads; choose a multiple", (long long)q->dim[h],
                 (long long)k->dim[h]);
-  if (s->attr[0].i && !s->attr[3].i && q->dim[t] > k->dim[t])
+  if (s->a->attention.causal && !s->a->attention.top_left && q->dim[t] > k->dim[t])
     return fail(s,
                 "causal with %lld queries but only %lld keys: the first queries would see nothing; give as many keys, "
                 "or causal_align = \"top_left\"",
@@ -43,7 +43,7 @@ dt_status shape_attention_bwd(dt_shape_ctx *s) {
 }
 
 dt_status place_attention(dt_place_ctx *c) {
-  int head = c->attr[2].i ? 2 : 1;
+  int head = c->a->attention.bthd ? 2 : 1;
   bool by_head = false, by_sample = false;
   for (int k = 0; k < 3; k++)
     if (sharded(&c->in[k])) by_head |= c->in[k].dim == head, by_sample |= c->in[k].dim == 0 && even(c, k);
@@ -62,16 +62,16 @@ dt_status place_attention(dt_place_ctx *c) {
   return DT_OK;
 }
 
-void grad_attention(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[6] = {X, in_of(g, n, 1), in_of(g, n, 2), Y, out_of(g, n, 1), GY};
-  const dt_node *b = dt_node_of(g, same_attrs(g, n, DT_OP_attention_bwd, in, 6));
-  for (int i = 0; i < 3; i++) gin[i] = b->out[i];
+void grad_attention(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[6] = {X, in_of(b, n, 1), in_of(b, n, 2), Y, out_of(b, n, 1), GY};
+  const dt_node *back = dt_node_of(b->g, same_attrs(b, n, DT_OP_attention_bwd, in, 6));
+  for (int i = 0; i < 3; i++) gin[i] = back->out[i];
 }
 
 /* two products of T x S per head forward, five backward; half of each when causal */
 static double attention_flops(const dt_node *n, const dt_type *const *in, double products) {
-  int64_t keys = in[1]->dim[n->attr[2].i ? 1 : 2];
-  return 2 * products * count(in[0]) * (double)keys * (n->attr[0].i ? 0.5 : 1);
+  int64_t keys = in[1]->dim[n->a.attention.bthd ? 1 : 2];
+  return 2 * products * count(in[0]) * (double)keys * (n->a.attention.causal ? 0.5 : 1);
 }
 
 COST(cost_attention) { return with_bytes(attention_flops(n, in, 2), n, in, out); }
@@ -80,7 +80,7 @@ COST(cost_attention_bwd) { return with_bytes(attention_flops(n, in, 5), n, in, o
 /* ---- rotary ---- */
 dt_status shape_rotary(dt_shape_ctx *s) {
   DT_TRY(shape_floats(s, 1));
-  DT_TRY(shape_nd(s, 0, 4, s->attr[1].i ? "[batch, length, heads, size]" : "[batch, heads, length, size]"));
+  DT_TRY(shape_nd(s, 0, 4, s->a->rotary.bthd ? "[batch, length, heads, size]" : "[batch, heads, length, size]"));
   if (s->in[0]->dim[3] % 2)
     return fail(s, "the head size %lld is odd; halves are rotated against each other: make it even",
                 (long long)s->in[0]->dim[3]);
@@ -89,14 +89,13 @@ dt_status shape_rotary(dt_shape_ctx *s) {
 }
 
 dt_status place_rotary(dt_place_ctx *c) {
-  int time = c->attr[1].i ? 1 : 2;
+  int time = c->a->rotary.bthd ? 1 : 2;
   if (sharded(&c->in[0]) && c->in[0].dim != time && c->in[0].dim != 3) keep(c);
   return DT_OK;
 }
 
-void grad_rotary(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_attr a[DT_MAX_ATTR];
-  memcpy(a, g->node.p[n].attr, sizeof a);
-  a[2].i = !a[2].i;
-  gin[0] = dt_bn(g, DT_OP_rotary, &GY, 1, a);
+void grad_rotary(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_attrs a = b->g->node.p[n].a;
+  a.rotary.inverse = !a.rotary.inverse;
+  gin[0] = dt_build_op(b, DT_OP_rotary, &GY, 1, &a);
 }

@@ -6,12 +6,11 @@ dt_status shape_elementwise(dt_shape_ctx *s) {
   const dt_op_info *o = dt_op(s->opid);
   int kind = o->ew_kind;
   dt_type t;
-  if (kind == DT_EWK_FULL) return given_shape(s, (int)s->attr[1].i, s->attr + 2);
+  if (kind == DT_EWK_FULL) return given_shape(s, s->a->full.dtype, &s->a->full.shape);
   DT_TRY(shape_broadcast(s, s->in, s->nin, &t));
   if (kind == DT_EWK_CAST) {
-    if (s->attr[0].i < 0 || s->attr[0].i >= DT_NDTYPE)
-      return fail(s, "unknown dtype; known: bool, u8, i32, i64, f16, bf16, f32, f64");
-    t.dtype = (uint8_t)s->attr[0].i;
+    DT_TRY(shape_dtype(s, s->a->cast.dtype));
+    t.dtype = (uint8_t)s->a->cast.dtype;
     return one(s, t);
   }
   if (kind == DT_EWK_CMP) return t.dtype = DT_BOOL, one(s, t);
@@ -51,86 +50,85 @@ COST(cost_elementwise) { return with_bytes(ew_flops[dt_op(n->op)->ew] * count(ou
 COST(cost_fused) { return with_bytes(n->vm ? program_flops(n->vm) : 0, n, in, out); }
 
 /* ---- gradients of two inputs ---- */
-void grad_add(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  for (int i = 0; i < 2; i++) gin[i] = fit(g, n, i, gout[0]);
+void grad_add(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  for (int i = 0; i < 2; i++) gin[i] = fit(b, n, i, gout[0]);
 }
 
-void grad_sub(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  gin[0] = fit(g, n, 0, gout[0]);
-  gin[1] = fit(g, n, 1, neg(g, gout[0]));
+void grad_sub(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = fit(b, n, 0, gout[0]);
+  gin[1] = fit(b, n, 1, neg(b, gout[0]));
 }
 
-void grad_mul(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  for (int i = 0; i < 2; i++) gin[i] = fit(g, n, i, mul(g, gout[0], in_of(g, n, 1 - i)));
+void grad_mul(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  for (int i = 0; i < 2; i++) gin[i] = fit(b, n, i, mul(b, gout[0], in_of(b, n, 1 - i)));
 }
 
-void grad_div(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val ga = quot(g, gout[0], in_of(g, n, 1));
-  gin[0] = fit(g, n, 0, ga);
-  gin[1] = fit(g, n, 1, neg(g, mul(g, gout[0], quot(g, out_of(g, n, 0), in_of(g, n, 1)))));
+void grad_div(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = fit(b, n, 0, quot(b, GY, in_of(b, n, 1)));
+  gin[1] = fit(b, n, 1, neg(b, mul(b, GY, quot(b, Y, in_of(b, n, 1)))));
 }
 
-/* a^b: b a^(b-1), where b = 0 nothing; and a^b log a, where a = 0 <= b nothing. A constant exponent needs no cases. */
-void grad_pow(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val a = in_of(g, n, 0), b = in_of(g, n, 1), y = out_of(g, n, 0), gy = gout[0];
-  const dt_node *e = dt_node_of(g, b);
+/* x^k: k x^(k-1), where k = 0 nothing; and x^k log x, where x = 0 <= k nothing. A constant exponent needs no cases. */
+void grad_pow(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val x = X, k = in_of(b, n, 1), y = Y, gy = GY;
+  const dt_node *e = dt_node_of(b->g, k);
   if (e->op == DT_OP_full) {
-    double c = e->attr[0].f;
+    double c = e->a.full.value;
     if (c == 0) { /* x^0 is 1 everywhere */
-      const dt_type *t = dt_type_of(g, a);
-      gin[0] = dt_full(g, 0, t->dtype, t->nd, t->dim);
+      const dt_type t = *dt_type_of(b->g, x);
+      gin[0] = dt_build_full(b, 0, t.dtype, t.nd, t.dim);
       return;
     }
-    dt_val p = c == 1 ? -1 : c == 2 ? a : dt_b2(g, DT_OP_pow, a, num(g, c - 1, a));
-    gin[0] = fit(g, n, 0, p < 0 ? gy : mul(g, gy, times(g, c, p)));
+    dt_val p = c == 1 ? -1 : c == 2 ? x : dt_build2(b, DT_OP_pow, x, num(b, c - 1, x));
+    gin[0] = fit(b, n, 0, p < 0 ? gy : mul(b, gy, times(b, c, p)));
     return;
   }
-  dt_val zero = num(g, 0, b);
-  dt_val power = dt_b2(g, DT_OP_pow, a, dt_b2(g, DT_OP_sub, b, num(g, 1, b)));
-  gin[0] = fit(g, n, 0, mul(g, gy, unless(g, dt_b2(g, DT_OP_eq, b, zero), mul(g, b, power))));
-  dt_val flat = mul(g, dt_b2(g, DT_OP_eq, a, num(g, 0, a)), dt_b2(g, DT_OP_ge, b, zero));
-  gin[1] = fit(g, n, 1, mul(g, gy, unless(g, flat, mul(g, y, dt_b1(g, DT_OP_log, a)))));
+  dt_val zero = num(b, 0, k);
+  dt_val power = dt_build2(b, DT_OP_pow, x, dt_build2(b, DT_OP_sub, k, num(b, 1, k)));
+  gin[0] = fit(b, n, 0, mul(b, gy, unless(b, dt_build2(b, DT_OP_eq, k, zero), mul(b, k, power))));
+  dt_val flat = mul(b, dt_build2(b, DT_OP_eq, x, num(b, 0, x)), dt_build2(b, DT_OP_ge, k, zero));
+  gin[1] = fit(b, n, 1, mul(b, gy, unless(b, flat, mul(b, y, dt_build1(b, DT_OP_log, x)))));
 }
 
 /* the greater (lesser) input takes the gradient; equal ones take half each; beside a NaN both take it */
-static void grad_choice(dt_graph *g, dt_nid n, int cmp, const dt_val *gout, dt_val *gin) {
-  dt_val a = in_of(g, n, 0), b = in_of(g, n, 1);
-  dt_val all = dt_b3(g, DT_OP_where, dt_b2(g, DT_OP_eq, a, b), times(g, 0.5, gout[0]), gout[0]);
-  gin[0] = fit(g, n, 0, unless(g, dt_b2(g, cmp, b, a), all));
-  gin[1] = fit(g, n, 1, unless(g, dt_b2(g, cmp, a, b), all));
+static void grad_choice(dt_build *b, dt_nid n, int cmp, const dt_val *gout, dt_val *gin) {
+  dt_val x = X, z = in_of(b, n, 1);
+  dt_val all = dt_build3(b, DT_OP_where, dt_build2(b, DT_OP_eq, x, z), times(b, 0.5, GY), GY);
+  gin[0] = fit(b, n, 0, unless(b, dt_build2(b, cmp, z, x), all));
+  gin[1] = fit(b, n, 1, unless(b, dt_build2(b, cmp, x, z), all));
 }
 
-void grad_minimum(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) { grad_choice(g, n, DT_OP_lt, gout, gin); }
-void grad_maximum(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) { grad_choice(g, n, DT_OP_gt, gout, gin); }
+void grad_minimum(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { grad_choice(b, n, DT_OP_lt, gout, gin); }
+void grad_maximum(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { grad_choice(b, n, DT_OP_gt, gout, gin); }
 
-void grad_where(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  gin[1] = fit(g, n, 1, when(g, in_of(g, n, 0), gout[0]));
-  gin[2] = fit(g, n, 2, unless(g, in_of(g, n, 0), gout[0]));
+void grad_where(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[1] = fit(b, n, 1, when(b, in_of(b, n, 0), gout[0]));
+  gin[2] = fit(b, n, 2, unless(b, in_of(b, n, 0), gout[0]));
 }
 
 /* ---- gradients of one input: gy times the derivative, by input x or output y ---- */
 #define UNARY(name, expr) \
-  void name(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) { gin[0] = fit(g, n, 0, expr); }
-UNARY(grad_neg, neg(g, GY))
-UNARY(grad_abs, mul(g, GY, dt_b1(g, DT_OP_sign, X)))
-UNARY(grad_square, mul(g, GY, times(g, 2, X)))
-UNARY(grad_reciprocal, neg(g, mul(g, GY, dt_b1(g, DT_OP_square, Y))))
-UNARY(grad_exp, mul(g, GY, Y))
-UNARY(grad_log, quot(g, GY, X))
-UNARY(grad_sqrt, quot(g, times(g, 0.5, GY), Y))
-UNARY(grad_rsqrt, mul(g, times(g, -0.5, GY), mul(g, Y, dt_b1(g, DT_OP_square, Y))))
-UNARY(grad_sin, mul(g, GY, dt_b1(g, DT_OP_cos, X)))
-UNARY(grad_cos, neg(g, mul(g, GY, dt_b1(g, DT_OP_sin, X))))
-UNARY(grad_tanh, dt_b2(g, DT_OP_tanh_bwd, GY, Y))
-UNARY(grad_sigmoid, dt_b2(g, DT_OP_sigmoid_bwd, GY, Y))
+  void name(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { gin[0] = fit(b, n, 0, expr); }
+UNARY(grad_neg, neg(b, GY))
+UNARY(grad_abs, mul(b, GY, dt_build1(b, DT_OP_sign, X)))
+UNARY(grad_square, mul(b, GY, times(b, 2, X)))
+UNARY(grad_reciprocal, neg(b, mul(b, GY, dt_build1(b, DT_OP_square, Y))))
+UNARY(grad_exp, mul(b, GY, Y))
+UNARY(grad_log, quot(b, GY, X))
+UNARY(grad_sqrt, quot(b, times(b, 0.5, GY), Y))
+UNARY(grad_rsqrt, mul(b, times(b, -0.5, GY), mul(b, Y, dt_build1(b, DT_OP_square, Y))))
+UNARY(grad_sin, mul(b, GY, dt_build1(b, DT_OP_cos, X)))
+UNARY(grad_cos, neg(b, mul(b, GY, dt_build1(b, DT_OP_sin, X))))
+UNARY(grad_tanh, dt_build2(b, DT_OP_tanh_bwd, GY, Y))
+UNARY(grad_sigmoid, dt_build2(b, DT_OP_sigmoid_bwd, GY, Y))
 
-UNARY(grad_erf, mul(g, times(g, 1.12837916709551257390 /* 2 / sqrt(pi) */, GY),
-                    dt_b1(g, DT_OP_exp, neg(g, dt_b1(g, DT_OP_square, X)))))
-UNARY(grad_relu, dt_b2(g, DT_OP_relu_bwd, GY, Y))
+UNARY(grad_erf, mul(b, times(b, 1.12837916709551257390 /* 2 / sqrt(pi) */, GY),
+                    dt_build1(b, DT_OP_exp, neg(b, dt_build1(b, DT_OP_square, X)))))
+UNARY(grad_relu, dt_build2(b, DT_OP_relu_bwd, GY, Y))
 
-UNARY(grad_gelu, dt_b2(g, DT_OP_gelu_bwd, GY, X))
-UNARY(grad_gelu_tanh, dt_b2(g, DT_OP_gelu_tanh_bwd, GY, X))
-UNARY(grad_silu, dt_b2(g, DT_OP_silu_bwd, GY, X))
-UNARY(grad_softplus, mul(g, GY, dt_b1(g, DT_OP_sigmoid, X)))
-UNARY(grad_clamp, same_attrs(g, n, DT_OP_clamp_bwd, (dt_val[]){GY, X}, 2))
+UNARY(grad_gelu, dt_build2(b, DT_OP_gelu_bwd, GY, X))
+UNARY(grad_gelu_tanh, dt_build2(b, DT_OP_gelu_tanh_bwd, GY, X))
+UNARY(grad_silu, dt_build2(b, DT_OP_silu_bwd, GY, X))
+UNARY(grad_softplus, mul(b, GY, dt_build1(b, DT_OP_sigmoid, X)))
+UNARY(grad_clamp, same_attrs(b, n, DT_OP_clamp_bwd, (dt_val[]){GY, X}, 2))
 UNARY(grad_cast, GY)

@@ -17,20 +17,11 @@ static dt_status windows(dt_shape_ctx *s, int64_t n, int64_t k, int64_t stride, 
   return DT_OK;
 }
 
-/* a backward op with the node's attributes and, at `slot`, the shape of `like` */
-static dt_val with_shape(dt_graph *g, dt_nid n, int op, dt_val a, dt_val b, int slot, dt_val like) {
-  dt_attr at[DT_MAX_ATTR] = {{0}};
-  dt_type t = *dt_type_of(g, like);
-  memcpy(at, g->node.p[n].attr, (size_t)slot * sizeof *at);
-  set_list(at + slot, t.nd, t.dim);
-  return dt_bn(g, op, (dt_val[]){a, b}, b < 0 ? 1 : 2, at);
-}
-
 /* ---- conv2d ---- */
 /* The type of conv2d(x, w) by attributes a: stride, padding, dilation (pairs), groups. */
 static dt_status conv_type(dt_shape_ctx *s, const dt_type *x, const dt_type *w, dt_type *y) {
-  const dt_attr *a = s->attr;
-  int64_t groups = a[6].i;
+  const dt_attrs *a = s->a;
+  int64_t groups = a->conv2d.groups;
   if (x->nd != 4 || w->nd != 4)
     return fail(s,
                 "input %s and weight %s must be [batch, channels, height, width] and [outputs, channels / groups, "
@@ -44,7 +35,8 @@ static dt_status conv_type(dt_shape_ctx *s, const dt_type *x, const dt_type *w, 
                 shape_text(w).s, (long long)(w->dim[1] * groups), shape_text(x).s, (long long)x->dim[1]);
   *y = dt_type_make(x->dtype, 4, (int64_t[]){x->dim[0], w->dim[0], 0, 0});
   for (int i = 0; i < 2; i++)
-    DT_TRY(windows(s, x->dim[2 + i], w->dim[2 + i], a[i].i, a[2 + i].i, a[4 + i].i, &y->dim[2 + i]));
+    DT_TRY(windows(s, x->dim[2 + i], w->dim[2 + i], a->conv2d.stride[i], a->conv2d.padding[i], a->conv2d.dilation[i],
+                   &y->dim[2 + i]));
   return DT_OK;
 }
 
@@ -58,7 +50,7 @@ dt_status shape_conv2d(dt_shape_ctx *s) {
 }
 
 dt_status shape_conv2d_bwd_x(dt_shape_ctx *s) {
-  dt_type x = shape_list_type(s->in[0]->dtype, s->attr + 7), y;
+  dt_type x = shape_list_type(s->in[0]->dtype, &s->a->conv2d_bwd_x.shape), y;
   if (s->nin > 2) return fail(s, "%d inputs, but takes the output's gradient and w", s->nin);
   DT_TRY(shape_floats(s, 2));
   DT_TRY(conv_type(s, &x, s->in[1], &y));
@@ -68,7 +60,7 @@ dt_status shape_conv2d_bwd_x(dt_shape_ctx *s) {
 }
 
 dt_status shape_conv2d_bwd_w(dt_shape_ctx *s) {
-  dt_type w = shape_list_type(s->in[0]->dtype, s->attr + 7), y;
+  dt_type w = shape_list_type(s->in[0]->dtype, &s->a->conv2d_bwd_w.shape), y;
   DT_TRY(shape_floats(s, 2));
   DT_TRY(conv_type(s, s->in[1], &w, &y));
   DT_TRY(shape_is(s, 0, &y, "the output's gradient"));
@@ -78,7 +70,7 @@ dt_status shape_conv2d_bwd_w(dt_shape_ctx *s) {
 
 dt_status place_conv2d(dt_place_ctx *c) {
   bool bias = c->node->nin > 2;
-  if (even(c, 1) && c->in[1].dim == 0 && c->attr[6].i == 1) { /* output channels */
+  if (even(c, 1) && c->in[1].dim == 0 && c->a->conv2d.groups == 1) { /* output channels */
     c->enter[0] = true;
     c->want[1] = c->in[1];
     if (bias) c->want[2] = shard(0, 0);
@@ -90,11 +82,15 @@ dt_status place_conv2d(dt_place_ctx *c) {
   return DT_OK;
 }
 
-void grad_conv2d(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val x = X, w = in_of(g, n, 1);
-  gin[0] = with_shape(g, n, DT_OP_conv2d_bwd_x, GY, w, 7, x);
-  gin[1] = with_shape(g, n, DT_OP_conv2d_bwd_w, GY, x, 7, w);
-  if (g->node.p[n].nin == 3) gin[2] = dt_reduce(g, DT_OP_sum, GY, 3, (int[]){0, 2, 3}, false);
+void grad_conv2d(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val x = X, w = in_of(b, n, 1);
+  dt_type xt = *dt_type_of(b->g, x), wt = *dt_type_of(b->g, w);
+  dt_attrs a = b->g->node.p[n].a;
+  a.conv2d_bwd_x.shape = list_of(xt.nd, xt.dim);
+  gin[0] = dt_build_op(b, DT_OP_conv2d_bwd_x, (dt_val[]){GY, w}, 2, &a);
+  a.conv2d_bwd_w.shape = list_of(wt.nd, wt.dim);
+  gin[1] = dt_build_op(b, DT_OP_conv2d_bwd_w, (dt_val[]){GY, x}, 2, &a);
+  if (b->g->node.p[n].nin == 3) gin[2] = dt_build_reduce(b, DT_OP_sum, GY, 3, (int[]){0, 2, 3}, false);
 }
 
 /* each output element is a product over channels / groups and the window */
@@ -110,25 +106,24 @@ COST(cost_conv2d_bwd) {
 }
 
 /* ---- pooling ---- */
-/* The type of a pooling of x: kernel, stride (0 = kernel, made explicit here), padding at slots 0, 2, 4; dilation
- * given. */
-static dt_status pool_type(dt_shape_ctx *s, const dt_type *x, const dt_attr *dilation, dt_type *y) {
-  dt_attr *a = s->attr;
+/* The type of a pooling of x: kernel, stride (0 = kernel, made explicit here), padding are those of either op; dilation given. */
+static dt_status pool_type(dt_shape_ctx *s, const dt_type *x, const int64_t *dilation, dt_type *y) {
+  int64_t *kernel = s->a->avg_pool2d.kernel, *stride = s->a->avg_pool2d.stride, *padding = s->a->avg_pool2d.padding;
   if (x->nd != 4) return fail(s, "the input %s must be [batch, channels, height, width]", shape_text(x).s);
   *y = *x;
   for (int i = 0; i < 2; i++) {
-    if (a[2 + i].i == 0) a[2 + i].i = a[i].i;
-    DT_TRY(windows(s, x->dim[2 + i], a[i].i, a[2 + i].i, a[4 + i].i, dilation ? dilation[i].i : 1, &y->dim[2 + i]));
-    if (2 * a[4 + i].i > a[i].i)
-      return fail(s, "padding %lld is more than half of the kernel %lld; make it smaller", (long long)a[4 + i].i,
-                  (long long)a[i].i);
+    if (stride[i] == 0) stride[i] = kernel[i];
+    DT_TRY(windows(s, x->dim[2 + i], kernel[i], stride[i], padding[i], dilation ? dilation[i] : 1, &y->dim[2 + i]));
+    if (2 * padding[i] > kernel[i])
+      return fail(s, "padding %lld is more than half of the kernel %lld; make it smaller", (long long)padding[i],
+                  (long long)kernel[i]);
   }
   return DT_OK;
 }
 
 dt_status shape_max_pool2d(dt_shape_ctx *s) {
   DT_TRY(shape_floats(s, 1));
-  DT_TRY(pool_type(s, s->in[0], &s->attr[6], &s->out[0]));
+  DT_TRY(pool_type(s, s->in[0], s->a->max_pool2d.dilation, &s->out[0]));
   s->out[1] = s->out[0];
   s->out[1].dtype = DT_I32;
   return done(s, 2);
@@ -136,7 +131,7 @@ dt_status shape_max_pool2d(dt_shape_ctx *s) {
 
 dt_status shape_max_pool2d_bwd(dt_shape_ctx *s) {
   const dt_type *gy = s->in[0];
-  dt_type x = shape_list_type(gy->dtype, s->attr), index = *gy;
+  dt_type x = shape_list_type(gy->dtype, &s->a->max_pool2d_bwd.shape), index = *gy;
   DT_TRY(shape_floats(s, 1));
   index.dtype = DT_I32;
   DT_TRY(shape_is(s, 1, &index, "the index"));
@@ -154,7 +149,7 @@ dt_status shape_avg_pool2d(dt_shape_ctx *s) {
 }
 
 dt_status shape_avg_pool2d_bwd(dt_shape_ctx *s) {
-  dt_type x = shape_list_type(s->in[0]->dtype, s->attr + 7), y;
+  dt_type x = shape_list_type(s->in[0]->dtype, &s->a->avg_pool2d_bwd.shape), y;
   DT_TRY(shape_floats(s, 1));
   DT_TRY(pool_type(s, &x, NULL, &y));
   DT_TRY(shape_is(s, 0, &y, "the output's gradient"));
@@ -169,10 +164,15 @@ dt_status place_pool(dt_place_ctx *c) {
   return DT_OK;
 }
 
-void grad_max_pool2d(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  gin[0] = with_shape(g, n, DT_OP_max_pool2d_bwd, GY, out_of(g, n, 1), 0, X);
+void grad_max_pool2d(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(b->g, X);
+  dt_attrs a = {.max_pool2d_bwd = {list_of(x.nd, x.dim)}};
+  gin[0] = dt_build_op(b, DT_OP_max_pool2d_bwd, (dt_val[]){GY, out_of(b, n, 1)}, 2, &a);
 }
 
-void grad_avg_pool2d(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  gin[0] = with_shape(g, n, DT_OP_avg_pool2d_bwd, GY, -1, 7, X);
+void grad_avg_pool2d(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(b->g, X);
+  dt_attrs a = b->g->node.p[n].a;
+  a.avg_pool2d_bwd.shape = list_of(x.nd, x.dim);
+  gin[0] = dt_build_op(b, DT_OP_avg_pool2d_bwd, &GY, 1, &a);
 }

@@ -413,7 +413,7 @@ typedef struct
 } dt_shape_ctx;
 typedef dt_status dt_shape_rule(dt_shape_ctx *s);
 /* gradient rule: gout[o] is the gradient of output o or -1; writes gin[i] or -1 for every input */
-typedef void dt_grad_rule(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin);
+typedef void dt_grad_rule(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin);
 /* Placement rule, of one node over one mesh axis of n ranks. in[k] says where input k lies (R or S). Writes where it must lie (want[k], R by
  * default), whether a replicated input enters divided computing (enter[k]: its gradient is then a partial sum), where the outputs lie (out[],
  * R by default), and makes attributes local. */

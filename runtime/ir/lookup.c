@@ -30,8 +30,9 @@ dt_status shape_embedding_bwd(dt_shape_ctx *s) {
     return fail(s, "the gradient %s must be a float of 1 dim or more", shape_text(gy).s);
   DT_TRY(append_dim(s, &want, gy->dim[gy->nd - 1]));
   DT_TRY(shape_is(s, 1, &want, "the gradient"));
-  if (s->attr[0].i < 0) return fail(s, "rows is %lld, but must be 0 or more", (long long)s->attr[0].i);
-  s->out[0] = dt_type_make(gy->dtype, 2, (int64_t[]){s->attr[0].i, gy->dim[gy->nd - 1]});
+  int64_t rows = s->a->embedding_bwd.rows;
+  if (rows < 0) return fail(s, "rows is %lld, but must be 0 or more", (long long)rows);
+  s->out[0] = dt_type_make(gy->dtype, 2, (int64_t[]){rows, gy->dim[gy->nd - 1]});
   return done(s, 1);
 }
 
@@ -40,7 +41,7 @@ dt_status place_embedding(dt_place_ctx *c) {
   if (sharded(&c->in[1]) && c->in[1].dim == 0) {
     int64_t rows = c->in_t[1].dim[0], part = (rows + c->n - 1) / c->n;
     c->want[1] = c->in[1];
-    c->attr[0].i = part * c->coord, c->attr[1].i = rows;
+    c->a->embedding.base = part * c->coord, c->a->embedding.all = rows;
     c->out[0] = (dt_place){DT_P, 0, 0, 0};
   } else if (sharded(&c->in[1])) {
     c->want[1] = c->in[1];
@@ -52,20 +53,22 @@ dt_status place_embedding(dt_place_ctx *c) {
   return DT_OK;
 }
 
-void grad_embedding(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  const dt_attr *f = g->node.p[n].attr;
-  dt_attr a[DT_MAX_ATTR] = {{.i = dt_type_of(g, in_of(g, n, 1))->dim[0]}, f[0], f[1]};
-  gin[1] = dt_bn(g, DT_OP_embedding_bwd, (dt_val[]){X, GY}, 2, a);
+void grad_embedding(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  const dt_attrs *f = &b->g->node.p[n].a;
+  dt_attrs a = {.embedding_bwd = {.rows = dt_type_of(b->g, in_of(b, n, 1))->dim[0],
+                                  .base = f->embedding.base,
+                                  .all = f->embedding.all}};
+  gin[1] = dt_build_op(b, DT_OP_embedding_bwd, (dt_val[]){X, GY}, 2, &a);
 }
 
 dt_status shape_one_hot(dt_shape_ctx *s) {
   DT_TRY(shape_ints(s, 0, "the labels"));
-  if (s->attr[0].i < 1) return fail(s, "classes is %lld, but must be 1 or more", (long long)s->attr[0].i);
-  if (s->attr[1].i < 0 || s->attr[1].i >= DT_NDTYPE)
-    return fail(s, "unknown dtype; known: bool, u8, i32, i64, f16, bf16, f32, f64");
+  int64_t classes = s->a->one_hot.classes;
+  if (classes < 1) return fail(s, "classes is %lld, but must be 1 or more", (long long)classes);
+  DT_TRY(shape_dtype(s, s->a->one_hot.dtype));
   s->out[0] = *s->in[0];
-  s->out[0].dtype = (uint8_t)s->attr[1].i;
-  DT_TRY(append_dim(s, &s->out[0], s->attr[0].i));
+  s->out[0].dtype = (uint8_t)s->a->one_hot.dtype;
+  DT_TRY(append_dim(s, &s->out[0], classes));
   return done(s, 1);
 }
 
@@ -81,8 +84,8 @@ static dt_status index_fits(dt_shape_ctx *s, const dt_type *index, const dt_type
 
 dt_status shape_gather(dt_shape_ctx *s) {
   DT_TRY(shape_ints(s, 1, "the indices"));
-  DT_TRY(shape_dim(s, &s->attr[0], s->in[0]));
-  DT_TRY(index_fits(s, s->in[1], s->in[0], s->attr[0].i));
+  DT_TRY(shape_dim(s, &s->a->gather.dim, s->in[0]));
+  DT_TRY(index_fits(s, s->in[1], s->in[0], s->a->gather.dim));
   s->out[0] = *s->in[1];
   s->out[0].dtype = s->in[0]->dtype;
   return done(s, 1);
@@ -90,21 +93,20 @@ dt_status shape_gather(dt_shape_ctx *s) {
 
 dt_status shape_scatter_add(dt_shape_ctx *s) {
   const dt_type *index = s->in[0], *gy = s->in[1];
-  dt_type t = shape_list_type(gy->dtype, s->attr + 1), want = *index;
+  dt_type t = shape_list_type(gy->dtype, &s->a->scatter_add.shape), want = *index;
   DT_TRY(shape_ints(s, 0, "the indices"));
   want.dtype = gy->dtype;
   DT_TRY(shape_is(s, 1, &want, "the source (of the index's shape)"));
-  DT_TRY(shape_dim(s, &s->attr[0], &t));
-  DT_TRY(index_fits(s, index, &t, s->attr[0].i));
+  DT_TRY(shape_dim(s, &s->a->scatter_add.dim, &t));
+  DT_TRY(index_fits(s, index, &t, s->a->scatter_add.dim));
   s->out[0] = t;
   return done(s, 1);
 }
 
-void grad_gather(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_type x = *dt_type_of(g, X);
-  dt_attr a[DT_MAX_ATTR] = {{.i = g->node.p[n].attr[0].i}};
-  set_list(a + 1, x.nd, x.dim);
-  gin[0] = dt_bn(g, DT_OP_scatter_add, (dt_val[]){in_of(g, n, 1), GY}, 2, a);
+void grad_gather(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(b->g, X);
+  dt_attrs a = {.scatter_add = {.dim = b->g->node.p[n].a.gather.dim, .shape = list_of(x.nd, x.dim)}};
+  gin[0] = dt_build_op(b, DT_OP_scatter_add, (dt_val[]){in_of(b, n, 1), GY}, 2, &a);
 }
 
 dt_status shape_topk(dt_shape_ctx *s) {
@@ -112,20 +114,20 @@ dt_status shape_topk(dt_shape_ctx *s) {
   dt_type t = *s->in[0];
   if (!t.nd) return fail(s, "a scalar has no last dim to choose from; reshape it to {1}");
   int64_t n = t.dim[t.nd - 1];
-  if (s->attr[0].i < 1 || s->attr[0].i > n)
-    return fail(s, "k is %lld, but the last dim of %s has %lld elements; 1 to %lld would do", (long long)s->attr[0].i,
+  int64_t k = s->a->topk.k;
+  if (k < 1 || k > n)
+    return fail(s, "k is %lld, but the last dim of %s has %lld elements; 1 to %lld would do", (long long)k,
                 shape_text(&t).s, (long long)n, (long long)n);
-  t.dim[t.nd - 1] = s->attr[0].i;
+  t.dim[t.nd - 1] = k;
   s->out[0] = s->out[1] = t;
   s->out[1].dtype = DT_I64;
   return done(s, 2);
 }
 
-void grad_topk(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_type x = *dt_type_of(g, X);
-  dt_attr a[DT_MAX_ATTR] = {{.i = x.nd - 1}};
-  set_list(a + 1, x.nd, x.dim);
-  gin[0] = dt_bn(g, DT_OP_scatter_add, (dt_val[]){g->node.p[n].out[1], GY}, 2, a);
+void grad_topk(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_type x = *dt_type_of(b->g, X);
+  dt_attrs a = {.scatter_add = {.dim = x.nd - 1, .shape = list_of(x.nd, x.dim)}};
+  gin[0] = dt_build_op(b, DT_OP_scatter_add, (dt_val[]){out_of(b, n, 1), GY}, 2, &a);
 }
 
 /* ---- signs in bits ---- */

@@ -13,8 +13,9 @@ static dt_status loss_inputs(dt_shape_ctx *s) {
     return fail(s, "labels %s do not fit logits %s: they must have the same shape without the last dim, the classes",
                 shape_text(l).s, shape_text(x).s);
   if (x->dim[x->nd - 1] < 1) return fail(s, "logits %s have no classes", shape_text(x).s);
-  if (!(s->attr[1].f >= 0 && s->attr[1].f <= 1))
-    return fail(s, "label_smoothing is %g, but must lie between 0 and 1", s->attr[1].f);
+  double smoothing = s->opid == DT_OP_vocab_stats ? 0 : s->a->cross_entropy.label_smoothing;
+  if (!(smoothing >= 0 && smoothing <= 1))
+    return fail(s, "label_smoothing is %g, but must lie between 0 and 1", smoothing);
   return DT_OK;
 }
 
@@ -44,9 +45,9 @@ dt_status place_cross_entropy(dt_place_ctx *c) {
   return DT_OK;
 }
 
-void grad_cross_entropy(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[5] = {X, in_of(g, n, 1), out_of(g, n, 2), out_of(g, n, 1), GY};
-  gin[0] = same_attrs(g, n, DT_OP_cross_entropy_bwd, in, 5);
+void grad_cross_entropy(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {X, in_of(b, n, 1), out_of(b, n, 2), out_of(b, n, 1), GY};
+  gin[0] = same_attrs(b, n, DT_OP_cross_entropy_bwd, in, 5);
 }
 
 /* ---- cross_entropy over divided classes ---- */
@@ -69,15 +70,16 @@ dt_status shape_vocab_loss(dt_shape_ctx *s) {
 }
 
 /* the loss over divided classes: softmax minus target on the local columns, without communication */
-void grad_vocab_loss(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[5] = {X, in_of(g, n, 1), in_of(g, n, 2), out_of(g, n, 1), GY};
-  gin[0] = same_attrs(g, n, DT_OP_cross_entropy_bwd, in, 5);
+void grad_vocab_loss(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {X, in_of(b, n, 1), in_of(b, n, 2), out_of(b, n, 1), GY};
+  gin[0] = same_attrs(b, n, DT_OP_cross_entropy_bwd, in, 5);
 }
 
 /* ---- dropout, random: the numbers are those of the whole tensor ---- */
 dt_status shape_dropout(dt_shape_ctx *s) {
   DT_TRY(shape_floats(s, 1));
-  if (!(s->attr[0].f >= 0 && s->attr[0].f <= 1)) return fail(s, "p is %g, but must lie between 0 and 1", s->attr[0].f);
+  double p = s->a->dropout.p;
+  if (!(p >= 0 && p <= 1)) return fail(s, "p is %g, but must lie between 0 and 1", p);
   return shape_same(s);
 }
 
@@ -87,14 +89,15 @@ dt_status shape_random(dt_shape_ctx *s) {
 }
 
 dt_status place_dropout(dt_place_ctx *c) {
-  if (!even(c, 0) || c->in[0].dim == 0 || c->attr[2].i) return DT_OK;
+  if (!even(c, 0) || c->in[0].dim == 0 || c->a->dropout.extent) return DT_OK;
   int64_t inner = 1;
   for (int i = c->in[0].dim; i < c->in_t[0].nd; i++) inner *= c->in_t[0].dim[i];
   keep(c);
-  c->attr[2].i = inner / c->n, c->attr[3].i = inner, c->attr[4].i = inner / c->n * c->coord;
+  c->a->dropout.extent = inner / c->n, c->a->dropout.whole = inner;
+  c->a->dropout.offset = inner / c->n * c->coord;
   return DT_OK;
 }
 
-void grad_dropout(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  gin[0] = same_attrs(g, n, DT_OP_dropout, &GY, 1); /* the same key, so the same mask */
+void grad_dropout(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  gin[0] = same_attrs(b, n, DT_OP_dropout, &GY, 1); /* the same key, so the same mask */
 }

@@ -4,7 +4,7 @@
 /* ---- layer_norm and rms_norm ---- */
 /* the last `dims` dims of x, which weight and bias have */
 static dt_status norm_dims(dt_shape_ctx *s, const dt_type *x, dt_type *w) {
-  int64_t n = s->attr[0].i;
+  int64_t n = s->a->layer_norm.dims;
   if (n < 1 || n > x->nd)
     return fail(s, "dims is %lld, but %s has %d; normalise over 1 to %d of them", (long long)n, shape_text(x).s, x->nd,
                 x->nd);
@@ -65,7 +65,7 @@ dt_status shape_rms_norm_bwd(dt_shape_ctx *s) {
 
 /* layer and RMS norm: rows are independent */
 dt_status place_norm(dt_place_ctx *c) {
-  if (!even(c, 0) || c->in[0].dim >= c->in_t[0].nd - c->attr[0].i) return DT_OK;
+  if (!even(c, 0) || c->in[0].dim >= c->in_t[0].nd - c->a->layer_norm.dims) return DT_OK;
   keep(c);
   for (int k = 1; k < c->node->nin; k++) c->enter[k] = true;
   for (int o = 1; o < c->node->nout; o++)
@@ -74,25 +74,25 @@ dt_status place_norm(dt_place_ctx *c) {
 }
 
 /* the weight of a norm over the last dims; ones when the node has none */
-static dt_val weight_of(dt_graph *g, dt_nid n) {
-  if (g->node.p[n].nin > 1) return in_of(g, n, 1);
-  dt_type x = *dt_type_of(g, X);
-  int dims = (int)g->node.p[n].attr[0].i;
-  return dt_full(g, 1, x.dtype, dims, x.dim + x.nd - dims);
+static dt_val weight_of(dt_build *b, dt_nid n) {
+  if (b->g->node.p[n].nin > 1) return in_of(b, n, 1);
+  dt_type x = *dt_type_of(b->g, X);
+  int dims = (int)b->g->node.p[n].a.layer_norm.dims;
+  return dt_build_full(b, 1, x.dtype, dims, x.dim + x.nd - dims);
 }
 
-void grad_layer_norm(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[5] = {GY, X, weight_of(g, n), out_of(g, n, 1), out_of(g, n, 2)};
-  dt_attr a[DT_MAX_ATTR] = {g->node.p[n].attr[0]};
-  const dt_node *b = dt_node_of(g, dt_bn(g, DT_OP_layer_norm_bwd, in, 5, a));
-  for (int i = 0; i < g->node.p[n].nin; i++) gin[i] = b->out[i];
+void grad_layer_norm(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {GY, X, weight_of(b, n), out_of(b, n, 1), out_of(b, n, 2)};
+  dt_attrs a = {.layer_norm_bwd = {b->g->node.p[n].a.layer_norm.dims}};
+  const dt_node *back = dt_node_of(b->g, dt_build_op(b, DT_OP_layer_norm_bwd, in, 5, &a));
+  for (int i = 0; i < b->g->node.p[n].nin; i++) gin[i] = back->out[i];
 }
 
-void grad_rms_norm(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[4] = {GY, X, weight_of(g, n), out_of(g, n, 1)};
-  dt_attr a[DT_MAX_ATTR] = {g->node.p[n].attr[0]};
-  const dt_node *b = dt_node_of(g, dt_bn(g, DT_OP_rms_norm_bwd, in, 4, a));
-  for (int i = 0; i < g->node.p[n].nin; i++) gin[i] = b->out[i];
+void grad_rms_norm(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[4] = {GY, X, weight_of(b, n), out_of(b, n, 1)};
+  dt_attrs a = {.rms_norm_bwd = {b->g->node.p[n].a.rms_norm.dims}};
+  const dt_node *back = dt_node_of(b->g, dt_build_op(b, DT_OP_rms_norm_bwd, in, 4, &a));
+  for (int i = 0; i < b->g->node.p[n].nin; i++) gin[i] = back->out[i];
 }
 
 /* ---- batch_norm ---- */
@@ -131,9 +131,9 @@ dt_status shape_batch_norm_bwd(dt_shape_ctx *s) {
   return done(s, 3);
 }
 
-void grad_batch_norm(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[5] = {GY, X, in_of(g, n, 1), out_of(g, n, 1), out_of(g, n, 2)};
-  dt_attr a[DT_MAX_ATTR] = {g->node.p[n].attr[0]};
-  const dt_node *b = dt_node_of(g, dt_bn(g, DT_OP_batch_norm_bwd, in, 5, a));
-  for (int i = 0; i < 3; i++) gin[i] = b->out[i];
+void grad_batch_norm(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val in[5] = {GY, X, in_of(b, n, 1), out_of(b, n, 1), out_of(b, n, 2)};
+  dt_attrs a = {.batch_norm_bwd = {b->g->node.p[n].a.batch_norm.training}};
+  const dt_node *back = dt_node_of(b->g, dt_build_op(b, DT_OP_batch_norm_bwd, in, 5, &a));
+  for (int i = 0; i < 3; i++) gin[i] = back->out[i];
 }

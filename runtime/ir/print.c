@@ -21,7 +21,7 @@ static void print_attrs(const dt_node *n, dt_str *s) {
     if (p->kind == 'f') dt_str_add(s, "%.9g", a->f);
     else if (p->kind == 'd') dt_str_add(s, "%s", dt_dtype_name((int)a->i));
     else if (p->kind == 'p') dt_str_add(s, "%lld,%lld", (long long)a[0].i, (long long)a[1].i);
-    else if (p->kind == 'l') dt_str_add(s, "%s", list_text(a).s);
+    else if (p->kind == 'l') dt_str_add(s, "%s", list_text((const dt_list *)a).s);
     else dt_str_add(s, "%lld", (long long)a->i);
   }
   if (*sep == ' ' && sep[1] == '\0') dt_str_add(s, "}");

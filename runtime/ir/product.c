@@ -8,7 +8,7 @@ dt_status shape_matmul(dt_shape_ctx *s) {
   if (a->nd < 2 || b->nd < 2)
     return fail(s, "%s by %s: both need 2 dims or more; reshape a vector of n to [1,n] or [n,1]", shape_text(a).s,
                 shape_text(b).s);
-  bool ta = s->attr[0].i, tb = s->attr[1].i;
+  bool ta = s->a->matmul.ta, tb = s->a->matmul.tb;
   int64_t m = a->dim[a->nd - (ta ? 1 : 2)], k = a->dim[a->nd - (ta ? 2 : 1)];
   int64_t kb = b->dim[b->nd - (tb ? 1 : 2)], n = b->dim[b->nd - (tb ? 2 : 1)];
   if (k != kb)
@@ -27,7 +27,7 @@ dt_status shape_matmul(dt_shape_ctx *s) {
 dt_status place_matmul(dt_place_ctx *c) {
   const dt_type *t[2] = {&c->in_t[0], &c->in_t[1]};
   int nd = c->out_t[0].nd;
-  bool flip[2] = {c->attr[0].i, c->attr[1].i};
+  bool flip[2] = {c->a->matmul.ta, c->a->matmul.tb};
   for (int k = 0; k < 2; k++) {
     if (!even(c, k)) continue;
     int d = c->in[k].dim, o = 1 - k, lead = t[k]->nd - 2,
@@ -56,36 +56,36 @@ dt_status place_matmul(dt_place_ctx *c) {
   return DT_OK;
 }
 
-static dt_val matmul(dt_graph *g, dt_val a, bool ta, dt_val b, bool tb) {
-  dt_attr at[DT_MAX_ATTR] = {{.i = ta}, {.i = tb}};
-  return dt_bn(g, DT_OP_matmul, (dt_val[]){a, b}, 2, at);
+static dt_val matmul(dt_build *b, dt_val x, bool tx, dt_val y, bool ty) {
+  return dt_build_op(b, DT_OP_matmul, (dt_val[]){x, y}, 2, &(dt_attrs){.matmul = {tx, ty}});
 }
 
 /* x[..., K] as [rows, K] */
-static dt_val flat(dt_graph *g, dt_val x) {
-  dt_type t = *dt_type_of(g, x);
-  return dt_reshape(g, x, 2, (int64_t[]){rows_of(&t, 1), t.dim[t.nd - 1]});
+static dt_val flat(dt_build *b, dt_val x) {
+  dt_type t = *dt_type_of(b->g, x);
+  return dt_build_reshape(b, x, 2, (int64_t[]){rows_of(&t, 1), t.dim[t.nd - 1]});
 }
 
-/* y = A B with A = a or its transpose, B likewise: gA = gy BT, gB = AT gy, each transposed back. */
-void grad_matmul(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  bool ta = g->node.p[n].attr[0].i, tb = g->node.p[n].attr[1].i;
-  dt_val a = X, b = in_of(g, n, 1), gy = GY;
-  gin[0] = fit(g, n, 0, ta ? matmul(g, b, tb, gy, true) : matmul(g, gy, false, b, !tb));
-  if (dt_type_of(g, b)->nd == 2 && !ta) a = flat(g, a), gy = flat(g, gy); /* a matrix for a whole batch: one product */
-  gin[1] = fit(g, n, 1, tb ? matmul(g, gy, true, a, ta) : matmul(g, a, !ta, gy, false));
+/* y = A B with A = x or its transpose, B = w likewise: gA = gy BT, gB = AT gy, each transposed back. */
+void grad_matmul(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  bool tx = b->g->node.p[n].a.matmul.ta, tw = b->g->node.p[n].a.matmul.tb;
+  dt_val x = X, w = in_of(b, n, 1), gy = GY;
+  gin[0] = fit(b, n, 0, tx ? matmul(b, w, tw, gy, true) : matmul(b, gy, false, w, !tw));
+  if (dt_type_of(b->g, w)->nd == 2 && !tx)
+    x = flat(b, x), gy = flat(b, gy); /* a matrix for a whole batch: one product */
+  gin[1] = fit(b, n, 1, tw ? matmul(b, gy, true, x, tx) : matmul(b, x, !tx, gy, false));
 }
 
 COST(cost_matmul) {
-  int64_t k = in[0]->dim[in[0]->nd - (n->attr[0].i ? 2 : 1)];
+  int64_t k = in[0]->dim[in[0]->nd - (n->a.matmul.ta ? 2 : 1)];
   return with_bytes(2 * count(out[0]) * (double)k, n, in, out);
 }
 
 /* ---- linear ---- */
 dt_status shape_linear(dt_shape_ctx *s) {
   const dt_type *x = s->in[0], *w = s->in[1];
-  int want = s->attr[0].i ? 3 : 2;
-  if (s->nin != want) return fail(s, "%d inputs, but bias=%lld needs %d", s->nin, (long long)s->attr[0].i, want);
+  int want = s->a->linear.bias ? 3 : 2;
+  if (s->nin != want) return fail(s, "%d inputs, but bias=%lld needs %d", s->nin, (long long)s->a->linear.bias, want);
   DT_TRY(shape_floats(s, want));
   DT_TRY(shape_nd(s, 1, 2, "[outputs, inputs]"));
   if (x->nd < 1 || x->dim[x->nd - 1] != w->dim[1])
@@ -121,13 +121,13 @@ dt_status place_linear(dt_place_ctx *c) {
   return DT_OK;
 }
 
-void grad_linear(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val gy = flat(g, GY);
+void grad_linear(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
+  dt_val gy = flat(b, GY);
   /* gx as a linear layer over the transposed weight, so that what follows it can become its epilogue */
-  dt_val wt = dt_permute(g, in_of(g, n, 1), (int[]){1, 0});
-  gin[0] = dt_b2(g, DT_OP_linear, GY, wt);
-  gin[1] = matmul(g, gy, true, flat(g, X), false);
-  if (g->node.p[n].nin == 3) gin[2] = dt_reduce(g, DT_OP_sum, gy, 1, (int[]){0}, false);
+  dt_val wt = dt_build_permute(b, in_of(b, n, 1), (int[]){1, 0});
+  gin[0] = dt_build2(b, DT_OP_linear, GY, wt);
+  gin[1] = matmul(b, gy, true, flat(b, X), false);
+  if (b->g->node.p[n].nin == 3) gin[2] = dt_build_reduce(b, DT_OP_sum, gy, 1, (int[]){0}, false);
 }
 
 COST(cost_linear) { /* with an epilogue the outputs are the program's, so count from the inputs: rows K N */

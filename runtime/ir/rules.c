@@ -23,7 +23,7 @@ dt_txt shape_text(const dt_type *t) {
   return x;
 }
 
-dt_txt list_text(const dt_attr *list) {
+dt_txt list_text(const dt_list *list) {
   dt_type t = shape_list_type(DT_I64, list);
   return shape_text(&t);
 }
@@ -37,13 +37,13 @@ dt_status shape_fail(dt_shape_ctx *s, const char *fmt, ...) {
   return dt_fail(s->e, DT_EUSER, s->where, "%s: %s", s->op, text);
 }
 
-dt_status shape_dim(dt_shape_ctx *s, dt_attr *dim, const dt_type *t) {
-  int64_t d = dim->i < 0 ? dim->i + t->nd : dim->i;
+dt_status shape_dim(dt_shape_ctx *s, int64_t *dim, const dt_type *t) {
+  int64_t d = *dim < 0 ? *dim + t->nd : *dim;
   if (t->nd == 0) return fail(s, "a scalar has no dims; reshape it first");
   if (d < 0 || d >= t->nd)
-    return fail(s, "%s has no dim %lld; its dims are 0 to %d, or -%d to -1", shape_text(t).s, (long long)dim->i,
+    return fail(s, "%s has no dim %lld; its dims are 0 to %d, or -%d to -1", shape_text(t).s, (long long)*dim,
                 t->nd - 1, t->nd);
-  dim->i = d;
+  *dim = d;
   return DT_OK;
 }
 
@@ -76,16 +76,9 @@ dt_status shape_is(dt_shape_ctx *s, int i, const dt_type *want, const char *what
   return fail(s, "%s is %s, but must be %s", what, dt_type_str(s->in[i], a, sizeof a), dt_type_str(want, b, sizeof b));
 }
 
-dt_type shape_list_type(int dtype, const dt_attr *list) {
-  int64_t d[DT_MAX_DIM];
-  int n = list->i < 0 ? 0 : list->i > DT_MAX_DIM ? DT_MAX_DIM : (int)list->i;
-  for (int i = 0; i < n; i++) d[i] = list[1 + i].i;
-  return dt_type_make(dtype, n, d);
-}
-
-void set_list(dt_attr *list, int n, const int64_t *v) {
-  list->i = n;
-  for (int i = 0; i < n; i++) list[1 + i].i = v[i];
+dt_type shape_list_type(int dtype, const dt_list *list) {
+  int n = list->n < 0 ? 0 : list->n > DT_MAX_DIM ? DT_MAX_DIM : (int)list->n;
+  return dt_type_make(dtype, n, list->v);
 }
 
 int64_t rows_of(const dt_type *t, int last) {
@@ -94,11 +87,17 @@ int64_t rows_of(const dt_type *t, int last) {
   return n;
 }
 
-dt_status given_shape(dt_shape_ctx *s, int dtype, const dt_attr *list) {
-  for (int i = 0; i < list->i; i++)
-    if (list[1 + i].i < 0) return fail(s, "the shape %s has a negative size; sizes are 0 or more", list_text(list).s);
-  if (dtype < 0 || dtype >= DT_NDTYPE) return fail(s, "unknown dtype; known: bool, u8, i32, i64, f16, bf16, f32, f64");
-  return one(s, shape_list_type(dtype, list));
+/* dtype is what an attribute says */
+dt_status shape_dtype(dt_shape_ctx *s, int64_t dtype) {
+  if (dtype >= 0 && dtype < DT_NDTYPE) return DT_OK;
+  return fail(s, "unknown dtype; known: bool, u8, i32, i64, f16, bf16, f32, f64");
+}
+
+dt_status given_shape(dt_shape_ctx *s, int64_t dtype, const dt_list *list) {
+  for (int i = 0; i < list->n; i++)
+    if (list->v[i] < 0) return fail(s, "the shape %s has a negative size; sizes are 0 or more", list_text(list).s);
+  DT_TRY(shape_dtype(s, dtype));
+  return one(s, shape_list_type((int)dtype, list));
 }
 
 /* ---- promotion and broadcasting ---- */
@@ -139,16 +138,15 @@ dt_status shape_broadcast(dt_shape_ctx *s, const dt_type *const *in, int n, dt_t
 }
 
 /* ---- gradients ---- */
-dt_val fit(dt_graph *g, dt_nid n, int i, dt_val v) {
-  dt_type t = *dt_type_of(g, in_of(g, n, i));
+dt_val fit(dt_build *b, dt_nid n, int i, dt_val v) {
+  dt_type t = *dt_type_of(b->g, in_of(b, n, i));
   if (!dt_is_float(t.dtype)) return -1;
-  return dt_cast(g, dt_sum_to(g, v, &t), t.dtype);
+  return dt_build_cast(b, dt_build_sum_to(b, v, &t), t.dtype);
 }
 
-dt_val same_attrs(dt_graph *g, dt_nid n, int op, const dt_val *in, int nin) {
-  dt_attr a[DT_MAX_ATTR];
-  memcpy(a, g->node.p[n].attr, sizeof a);
-  return dt_bn(g, op, in, nin, a);
+dt_val same_attrs(dt_build *b, dt_nid n, int op, const dt_val *in, int nin) {
+  dt_attrs a = b->g->node.p[n].a;
+  return dt_build_op(b, op, in, nin, &a);
 }
 
 /* ---- costs ---- */
@@ -202,8 +200,8 @@ dt_status shape_same(dt_shape_ctx *s) {
 
 dt_status place_whole(dt_place_ctx *c) { return (void)c, DT_OK; }
 dt_status place_same(dt_place_ctx *c) { return keep(c), DT_OK; }
-void grad_zero(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) { (void)g, (void)n, (void)gout, (void)gin; }
-void grad_same(dt_graph *g, dt_nid n, const dt_val *gout, dt_val *gin) { (void)g, (void)n, gin[0] = gout[0]; }
+void grad_zero(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { (void)b, (void)n, (void)gout, (void)gin; }
+void grad_same(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) { (void)b, (void)n, gin[0] = gout[0]; }
 COST(cost_zero) { return (void)n, (void)in, (void)out, (dt_cost){0}; }
 COST(cost_bytes) { return with_bytes(0, n, in, out); }
 COST(cost_elems) { return with_bytes(elements(n, in, out), n, in, out); }

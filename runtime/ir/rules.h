@@ -26,12 +26,12 @@ typedef struct dt_txt {
 } dt_txt;
 /* "[2,3]"; the text lives until the end of the full expression: shape_text(t).s as an argument of fail() */
 dt_txt shape_text(const dt_type *t);
-dt_txt list_text(const dt_attr *list);
+dt_txt list_text(const dt_list *list);
 /* fail(s, "[2,3] has no dim 4; ...") writes "op: [2,3] has no dim 4; ..." */
 #define fail(s, ...) shape_fail((s), __VA_ARGS__)
 dt_status shape_fail(dt_shape_ctx *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Makes a dim of a tensor of nd dims non-negative, in place. */
-dt_status shape_dim(dt_shape_ctx *s, dt_attr *dim, const dt_type *t);
+dt_status shape_dim(dt_shape_ctx *s, int64_t *dim, const dt_type *t);
 /* Inputs 0..n-1 are floats of one dtype. */
 dt_status shape_floats(dt_shape_ctx *s, int n);
 /* Input i has integers (u8, i32, i64); `what` names it. */
@@ -40,15 +40,16 @@ dt_status shape_ints(dt_shape_ctx *s, int i, const char *what);
 dt_status shape_nd(dt_shape_ctx *s, int i, int nd, const char *form);
 /* Input i has exactly this shape and dtype; `what` names it. */
 dt_status shape_is(dt_shape_ctx *s, int i, const dt_type *want, const char *what);
+/* An attribute names a dtype. */
+dt_status shape_dtype(dt_shape_ctx *s, int64_t dtype);
 /* The one output has the dtype and the sizes that attributes give. */
-dt_status given_shape(dt_shape_ctx *s, int dtype, const dt_attr *list);
+dt_status given_shape(dt_shape_ctx *s, int64_t dtype, const dt_list *list);
 /* NumPy's rule: align at the right; sizes are equal or 1. out's dtype is left to the caller. */
 dt_status shape_broadcast(dt_shape_ctx *s, const dt_type *const *in, int n, dt_type *out);
 /* dtype of statistics: f64 for f64, otherwise f32 */
 static inline int stat_dtype(int t) { return t == DT_F64 ? DT_F64 : DT_F32; }
 static inline dt_type vec_type(int dtype, int64_t n) { return dt_type_make(dtype, 1, &n); }
-dt_type shape_list_type(int dtype, const dt_attr *list);
-void set_list(dt_attr *list, int n, const int64_t *v);
+dt_type shape_list_type(int dtype, const dt_list *list);
 static inline dt_list list_of(int n, const int64_t *v) {
   dt_list l = {.n = n};
   for (int i = 0; i < n; i++) l.v[i] = v[i];
@@ -78,24 +79,28 @@ static inline void keep(dt_place_ctx *c) { c->want[0] = c->out[0] = c->in[0]; }
 
 /* ---- gradient rules ---- */
 /* v summed to the shape of input i of node n and cast to its dtype; -1 when that input is not a float */
-dt_val fit(dt_graph *g, dt_nid n, int i, dt_val v);
-static inline dt_val in_of(const dt_graph *g, dt_nid n, int i) { return g->node.p[n].in[i]; }
-static inline dt_val out_of(const dt_graph *g, dt_nid n, int o) { return g->node.p[n].out[o]; }
+dt_val fit(dt_build *b, dt_nid n, int i, dt_val v);
+static inline dt_val in_of(const dt_build *b, dt_nid n, int i) { return b->g->node.p[n].in[i]; }
+static inline dt_val out_of(const dt_build *b, dt_nid n, int o) { return b->g->node.p[n].out[o]; }
 /* a node with attributes of another node's kind: copies n's attributes first */
-dt_val same_attrs(dt_graph *g, dt_nid n, int op, const dt_val *in, int nin);
+dt_val same_attrs(dt_build *b, dt_nid n, int op, const dt_val *in, int nin);
 /* short names for what rules write most: the first input and output of node n, the gradient of that output */
-#define X in_of(g, n, 0)
-#define Y out_of(g, n, 0)
+#define X in_of(b, n, 0)
+#define Y out_of(b, n, 0)
 #define GY gout[0]
-static inline dt_val mul(dt_graph *g, dt_val a, dt_val b) { return dt_b2(g, DT_OP_mul, a, b); }
-static inline dt_val quot(dt_graph *g, dt_val a, dt_val b) { return dt_b2(g, DT_OP_div, a, b); }
-static inline dt_val neg(dt_graph *g, dt_val a) { return dt_b1(g, DT_OP_neg, a); }
+static inline dt_val mul(dt_build *b, dt_val v, dt_val w) { return dt_build2(b, DT_OP_mul, v, w); }
+static inline dt_val quot(dt_build *b, dt_val v, dt_val w) { return dt_build2(b, DT_OP_div, v, w); }
+static inline dt_val neg(dt_build *b, dt_val a) { return dt_build1(b, DT_OP_neg, a); }
 /* the number k as a scalar of v's dtype, and v times k */
-static inline dt_val num(dt_graph *g, double k, dt_val v) { return dt_scalar(g, k, dt_type_of(g, v)->dtype); }
-static inline dt_val times(dt_graph *g, double k, dt_val v) { return mul(g, v, num(g, k, v)); }
+static inline dt_val num(dt_build *b, double k, dt_val v) { return dt_build_scalar(b, k, dt_type_of(b->g, v)->dtype); }
+static inline dt_val times(dt_build *b, double k, dt_val v) { return mul(b, v, num(b, k, v)); }
 /* v where the condition holds, else 0; and the other way round */
-static inline dt_val when(dt_graph *g, dt_val cond, dt_val v) { return dt_b3(g, DT_OP_where, cond, v, num(g, 0, v)); }
-static inline dt_val unless(dt_graph *g, dt_val cond, dt_val v) { return dt_b3(g, DT_OP_where, cond, num(g, 0, v), v); }
+static inline dt_val when(dt_build *b, dt_val cond, dt_val v) {
+  return dt_build3(b, DT_OP_where, cond, v, num(b, 0, v));
+}
+static inline dt_val unless(dt_build *b, dt_val cond, dt_val v) {
+  return dt_build3(b, DT_OP_where, cond, num(b, 0, v), v);
+}
 
 /* ---- cost rules ---- */
 #define COST(name) dt_cost name(const dt_node *n, const dt_type *const *in, const dt_type *const *out)

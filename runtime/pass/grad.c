@@ -68,7 +68,8 @@ static dt_status visit(back *b, dt_nid id, dt_err *e) {
   g->serves = id;
   dt_val *gin = dt_xalloc((size_t)n.nin * sizeof *gin);
   for (int i = 0; i < n.nin; i++) gin[i] = -1;
-  o->grad(g, id, gout, gin);
+  dt_build at = dt_build_here(g);
+  o->grad(&at, id, gout, gin);
   dt_status st = DT_OK;
   for (int i = 0; i < n.nin && !st; i++) {
     if (gin[i] < 0) continue;
