@@ -14,7 +14,7 @@ typedef struct dropout {
   uint64_t key;
   uint32_t least;                /* the smallest 24-bit number that keeps */
   double keep;                   /* 1 - p */
-  int64_t per;                   /* elements a sample */
+  int64_t per;                   /* elements of a sample in the whole tensor */
   int64_t extent, whole, offset; /* runs of the tensor of which this is a part (ops.def) */
   const int64_t *sample;
   bool normal;
@@ -54,10 +54,11 @@ static void numbers(uint64_t key, uint64_t sample, uint64_t g, int m, uint32_t o
 static dropout setup(const dt_call *c, bool samples) {
   const dt_tick *t = c->tick;
   const int64_t n = dt_numel(&c->out[0].t);
-  dropout q = {.x = &c->in[0], .y = &c->out[0], .per = n};
+  const int64_t all = c->attr[2].i ? n / c->attr[2].i * c->attr[3].i : n;
+  dropout q = {.x = &c->in[0], .y = &c->out[0], .per = all};
   q.extent = c->attr[2].i ? c->attr[2].i : INT64_MAX, q.whole = c->attr[3].i, q.offset = c->attr[4].i;
   q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->attr[1].i);
-  if (samples && t->nsample > 0 && n % t->nsample == 0) q.per = n / t->nsample, q.sample = t->sample;
+  if (samples && t->nsample > 0 && all % t->nsample == 0) q.per = all / t->nsample, q.sample = t->sample;
   return q;
 }
 static void run(dt_call *c) {
@@ -79,11 +80,11 @@ const dt_kernel K(kernel_random) = {.run = run_random};
 
 /* The span of numbers that begins at element e of [0, end): numbers u, of which the first `skip` lie before e. Returns its length. */
 static int64_t F(span)(const dropout *q, int64_t e, int64_t end, uint32_t u[SPAN], int64_t *skip) {
-  const int64_t row = e / q->per, at = e - row * q->per, run = at / q->extent, in_run = at - run * q->extent;
-  const int64_t global = run * q->whole + q->offset + in_run;
-  *skip = global % 4;
+  const int64_t run = e / q->extent, in_run = e - run * q->extent, global = run * q->whole + q->offset + in_run;
+  const int64_t row = global / q->per, at = global - row * q->per, g = at / 4;
+  *skip = at % 4;
   int64_t n = K_MIN(K_MIN(SPAN - *skip, q->extent - in_run), K_MIN(end - e, q->per - at));
-  numbers(q->key, q->sample ? (uint64_t)q->sample[row] : 0, (uint64_t)global / 4, (int)((*skip + n + 3) / 4), u);
+  numbers(q->key, q->sample ? (uint64_t)q->sample[row] : 0, (uint64_t)g, (int)((*skip + n + 3) / 4), u);
   return n;
 }
 

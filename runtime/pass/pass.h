@@ -50,7 +50,6 @@ typedef struct dt_spec {
   int rank;                     /* global rank that the plan is for; its coordinates on g->mesh follow */
   int threads;                  /* threads a rank: workspace sizes depend on it */
   bool train;                   /* has grad and update */
-  int sequence;                 /* place: mesh axes (bits) that divide sequences where they don't divide layers */
   int precision;                /* DT_F32, DT_BF16, DT_F16: dtype of activations and compute copies */
   double clip_norm, clip_value; /* 0 = none */
   const char *optimizer;        /* its name, for messages */
@@ -139,6 +138,11 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
 /* slot: [g->chunks] bytes of what a microbatch keeps from forward to backward, in region DT_REG_ACT; bytes leaves it out */
 dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
                          dt_err *e);
+
+/* The verifier of what the memory pass wrote (memory_check.c): values that live together do not overlap, all lie inside of their regions (of
+ * bytes, or a chunk's slot; workspace is the part of DT_REG_TEMP that kernels use), views inside of their roots. */
+dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64_t workspace, const int64_t *slot,
+                          dt_err *e);
 
 /* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
  * DT_DUMP names ("all" = every one) on stderr. */

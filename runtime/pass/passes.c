@@ -51,5 +51,5 @@ dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t by
   dt_dump_pass(g, "before", "memory");
   DT_TRY(dt_pass_memory(g, s, bytes, workspace, slot, e));
   dt_dump_pass(g, "after", "memory");
-  return DT_OK;
+  return dt_memory_check(g, bytes, *workspace, slot, e);
 }
