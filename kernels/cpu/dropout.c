@@ -4,6 +4,7 @@
  * in the backward pass, and whichever rank, microbatch or thread holds the sample. Number 4g + j of a sample is word j
  * of Philox at counter (sample, g). Called through the op table. */
 #ifndef T
+#include <stddef.h>
 #include "k.h"
 #include "m.h"
 
@@ -50,29 +51,30 @@ static void numbers(uint64_t key, uint64_t sample, uint64_t g, int m, uint32_t o
 #define K_TEMPLATE "dropout.c"
 #include "k_twice.h"
 
-/* attributes 1 to 4 are key, extent, whole, offset; samples: a dim counts them */
+/* For dropout and for random, whose attributes from key to offset lie alike. samples: a dim counts them. */
 static dropout setup(const dt_call *c, bool samples) {
   const dt_tick *t = c->tick;
   const int64_t n = dt_numel(&c->out[0].t);
-  const int64_t all = c->attr[2].i ? n / c->attr[2].i * c->attr[3].i : n;
+  const int64_t extent = c->a.dropout.extent, whole = c->a.dropout.whole, all = extent ? n / extent * whole : n;
   dropout q = {.x = &c->in[0], .y = &c->out[0], .per = all};
-  q.extent = c->attr[2].i ? c->attr[2].i : INT64_MAX, q.whole = c->attr[3].i, q.offset = c->attr[4].i;
-  q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->attr[1].i);
+  q.extent = extent ? extent : INT64_MAX, q.whole = whole, q.offset = c->a.dropout.offset;
+  q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->a.dropout.key);
   if (samples && t->nsample > 0 && all % t->nsample == 0) q.per = all / t->nsample, q.sample = t->sample;
   return q;
 }
 static void run(dt_call *c) {
-  const double p = c->attr[0].f;
+  const double p = c->a.dropout.p;
   dropout q = setup(c, true);
   q.keep = 1 - p;
   q.least = p >= 1 ? 1u << 24 : p <= 0 ? 0 : (uint32_t)ceil(p * (1 << 24));
   k_par(c->pool, dt_numel(&q.y->t), k_grain(8), q.y->t.dtype == DT_F64 ? elements_f64 : elements_f32, &q);
 }
 const dt_kernel K(kernel_dropout) = {.run = run};
+_Static_assert(offsetof(dt_attrs, random.offset) == offsetof(dt_attrs, dropout.offset), "setup reads both");
 
 static void run_random(dt_call *c) {
-  dropout q = setup(c, c->attr[5].i);
-  q.normal = c->attr[0].i;
+  dropout q = setup(c, c->a.random.samples);
+  q.normal = c->a.random.normal;
   k_par(c->pool, dt_numel(&q.y->t), k_grain(q.normal ? 40 : 8), q.y->t.dtype == DT_F64 ? random_f64 : random_f32, &q);
 }
 const dt_kernel K(kernel_random) = {.run = run_random};

@@ -43,7 +43,7 @@ dt_status dt_exec_check_ids(dt_exec *x, const bound *q, dt_err *e) {
     int64_t bad = -1, id = 0;
     for (int64_t i = 0; i < n && bad < 0; i++) {
       id = (int64_t)dt_get(p, ids->t.dtype, i);
-      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.attr[0].i)) bad = i; /* ignore_index */
+      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.a.cross_entropy.ignore_index)) bad = i;
     }
     vt->unmap(x->compute, ids->p, bytes, p, false);
     if (bad >= 0)
