@@ -411,6 +411,16 @@ static int l_axes_size(lua_State *L) {
   return lua_pushinteger(L, dt_mesh_count(&g->mesh, axes_mask(L, "axes_size", g, 2))), 1;
 }
 
+/* g:full(shape, value [, dtype = f32]) -> symbol: one number everywhere, in no memory until somebody reads it */
+static int g_full(lua_State *L) {
+  static const char fn[] = "graph:full";
+  dtl_graph *b = check_graph(L, fn);
+  dt_type t = dtl_shape(L, fn, 1, 2, dtl_opt_dtype(L, fn, 3, 4, DT_F32));
+  double v = dtl_num(L, fn, 2, 3);
+  dtl_graph_here(L, b);
+  return dtl_push_symbol(L, 1, dt_full(b->g, v, t.dtype, t.nd, t.dim)), 1;
+}
+
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
 static int g_hyper(lua_State *L) {
   static const char fn[] = "graph:hyper";
@@ -926,6 +936,7 @@ void dtl_open_graph(lua_State *L) {
                                     {"buffer", g_buffer},
                                     {"state", g_state},
                                     {"hyper", g_hyper},
+                                    {"full", g_full},
                                     {"output", g_output},
                                     {"loss", g_loss},
                                     {"assign", g_assign},
