@@ -504,7 +504,8 @@ static dt_nid node_of(lua_State *L, const char *fn, const dt_graph *g, int i) {
     return -1;
   }
   int64_t n = 0;
-  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 || n > g->node.n)
+  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 ||
+      n > g->node.n)
     dtl_bad_arg(L, fn, i - 1, "a parameter's or input's name, or an entry of graph:nodes()", i);
   lua_pop(L, 1);
   return (dt_nid)(n - 1);
@@ -554,8 +555,11 @@ static int g_replace(lua_State *L) {
     if (s && !dt_type_eq(dt_type_of(b->g, s->v), dt_type_of(b->g, n.out[o]))) wrong = "a tensor of another type";
   }
   free(used);
-  if (wrong) dtl_fail(L, "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it gave %s", fn,
-                      dt_op(n.op)->name, wrong);
+  if (wrong)
+    dtl_fail(L,
+             "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it "
+             "gave %s",
+             fn, dt_op(n.op)->name, wrong);
   for (dt_nid i = upto; i < b->g->node.n; i++) b->g->node.p[i].file = n.file, b->g->node.p[i].line = n.line;
   dt_graph_block(b->g, NULL);
   redirect(b->g, id, by, upto);
