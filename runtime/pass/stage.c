@@ -249,7 +249,8 @@ static int pulled(cutter *c, const dt_node *n, bool *by_gradient);
 static origin origin_of(cutter *c, dt_nid i) {
   origin *o = &c->origin[i];
   const dt_node *n = &c->g->node.p[i];
-  if (c->stage[i] != ANYWHERE) return (origin){true, c->stage[i] != ONCE && backward(n), c->stage[i] >= 0 ? c->stage[i] : -1};
+  if (c->stage[i] != ANYWHERE)
+    return (origin){true, c->stage[i] != ONCE && backward(n), c->stage[i] >= 0 ? c->stage[i] : -1};
   if (o->known) return *o;
   o->known = true; /* ids are a topological order, so nothing comes back here */
   for (int k = 0; k < n->nin; k++) o->gradient |= origin_of(c, c->g->val.p[n->in[k]].node).gradient;
