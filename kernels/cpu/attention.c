@@ -75,9 +75,9 @@ static inline int64_t seen(const att *a, int64_t t) {
 }
 
 static att setup(const dt_call *c) {
-  const bool bthd = c->attr[2].i;
+  const bool bthd = c->a.attention.bthd;
   const dt_type *q = &c->in[0].t, *k = &c->in[1].t;
-  att a = {.causal = c->attr[0].i, .scale = c->attr[1].f, .ws = c->ws};
+  att a = {.causal = c->a.attention.causal, .scale = c->a.attention.scale, .ws = c->ws};
   a.B = q->dim[0], a.H = q->dim[bthd ? 2 : 1], a.T_ = q->dim[bthd ? 1 : 2], a.D = q->dim[3];
   a.Hk = k->dim[bthd ? 2 : 1], a.S = k->dim[bthd ? 1 : 2];
   if (a.scale == 0) a.scale = 1 / sqrt((double)a.D);
@@ -126,7 +126,7 @@ static bool by_head(const att *a, const dt_pool *pool) {
 
 static void run_forward(dt_call *c) {
   att a = setup(c);
-  a.o = quad_of(&c->out[0], c->attr[2].i), a.lse = lse_of(&c->out[1]);
+  a.o = quad_of(&c->out[0], c->a.attention.bthd), a.lse = lse_of(&c->out[1]);
   if (a.B * a.H * a.T_ == 0) return;
   const bool f64 = c->out[0].t.dtype == DT_F64;
   a.each = K_FLOAT(c->out[0].t.dtype, forward_ws, &a);
@@ -140,7 +140,7 @@ static size_t forward_workspace(const dt_call *c, int threads) {
 
 static void run_backward(dt_call *c) {
   att a = setup(c);
-  const bool bthd = c->attr[2].i, f64 = c->out[0].t.dtype == DT_F64;
+  const bool bthd = c->a.attention.bthd, f64 = c->out[0].t.dtype == DT_F64;
   a.o = quad_of(&c->in[3], bthd), a.lse = lse_of(&c->in[4]), a.go = quad_of(&c->in[5], bthd);
   a.gq = quad_of(&c->out[0], bthd), a.gk = quad_of(&c->out[1], bthd), a.gv = quad_of(&c->out[2], bthd);
   a.each = K_FLOAT(c->out[0].t.dtype, backward_ws, &a);

@@ -23,7 +23,7 @@ typedef struct batch_norm {
 
 static batch_norm setup(const dt_call *c, const dt_view *x) {
   batch_norm q = {
-      .x = x, .y = &c->out[0], .training = c->attr[0].i, .flags = c->flags, .n = x->t.dim[0], .c = x->t.dim[1]};
+      .x = x, .y = &c->out[0], .training = c->a.batch_norm.training, .flags = c->flags, .n = x->t.dim[0], .c = x->t.dim[1]};
   q.s = 1;
   for (int d = 2; d < x->t.nd; d++) q.s *= x->t.dim[d];
   q.cb = q.s >= SHORT || q.s == 0 ? 1 : COLUMNS / q.s;
@@ -37,7 +37,7 @@ static double value(const dt_view *v, int64_t i) { return dt_get(v->p, v->t.dtyp
 static void run_batch_norm(dt_call *c) {
   batch_norm q = setup(c, &c->in[0]);
   q.w = &c->in[1], q.b = &c->in[2], q.run_mean = &c->in[3], q.run_var = &c->in[4];
-  q.mean = &c->out[1], q.rstd = &c->out[2], q.eps = c->attr[1].f;
+  q.mean = &c->out[1], q.rstd = &c->out[2], q.eps = c->a.batch_norm.eps;
   const int64_t pieces = (q.c + q.cb - 1) / q.cb;
   k_par(c->pool, pieces, k_grain(3 * q.n * q.s * q.cb), q.x->t.dtype == DT_F64 ? forward_f64 : forward_f32, &q);
 }

@@ -54,10 +54,10 @@ static void topk_rows(void *ctx, int64_t begin, int64_t end, int part) {
 }
 
 static size_t workspace_topk(const dt_call *c, int threads) {
-  return (size_t)threads * (size_t)c->attr[0].i * sizeof(best);
+  return (size_t)threads * (size_t)c->a.topk.k * sizeof(best);
 }
 static void run_topk(dt_call *c) {
-  topk q = {.x = &c->in[0], .y = &c->out[0], .at = &c->out[1], .k = c->attr[0].i, .heap = c->ws};
+  topk q = {.x = &c->in[0], .y = &c->out[0], .at = &c->out[1], .k = c->a.topk.k, .heap = c->ws};
   q.n = q.x->t.dim[q.x->t.nd - 1];
   if (q.k && q.n) k_par(c->pool, dt_numel(&q.x->t) / q.n, k_grain(8 * q.n), topk_rows, &q);
 }

@@ -67,9 +67,10 @@ static conv setup(const dt_call *c, pass pass, const dt_view *product) {
   q.x = pass == FORWARD ? &c->in[0] : pass == DATA ? product : &c->in[1];
   q.w = pass == WEIGHTS ? product : &c->in[1];
   q.y = pass == FORWARD ? product : &c->in[0];
-  const dt_attr *a = c->attr;
+  const dt_attrs *a = &c->a; /* the three products have these attributes in common */
   const int64_t *xd = q.x->t.dim, *wd = q.w->t.dim, *yd = q.y->t.dim;
-  q.sh = a[0].i, q.sw = a[1].i, q.ph = a[2].i, q.pw = a[3].i, q.dh = a[4].i, q.dw = a[5].i, q.groups = a[6].i;
+  q.sh = a->conv2d.stride[0], q.sw = a->conv2d.stride[1], q.ph = a->conv2d.padding[0], q.pw = a->conv2d.padding[1];
+  q.dh = a->conv2d.dilation[0], q.dw = a->conv2d.dilation[1], q.groups = a->conv2d.groups;
   q.n = xd[0], q.c = wd[1], q.o = wd[0] / q.groups, q.h = xd[2], q.wd = xd[3];
   q.kh = wd[2], q.kw = wd[3], q.oh = yd[2], q.ow = yd[3];
   q.area = q.kh * q.kw, q.k = q.c * q.area, q.s = q.oh * q.ow;

@@ -13,7 +13,7 @@ typedef struct dropout {
   uint64_t key;
   uint32_t least;                /* the smallest 24-bit number that keeps */
   double keep;                   /* 1 - p */
-  int64_t per;                   /* elements a sample */
+  int64_t per;                   /* elements of a sample in the whole tensor */
   int64_t extent, whole, offset; /* runs of the tensor of which this is a part (ops.def) */
   const int64_t *sample;
 } dropout;
@@ -50,13 +50,14 @@ static void numbers(uint64_t key, uint64_t sample, uint64_t g, int m, uint32_t o
 
 static void run(dt_call *c) {
   const dt_tick *t = c->tick;
-  const double p = c->attr[0].f;
+  const double p = c->a.dropout.p;
   const int64_t n = dt_numel(&c->out[0].t);
-  dropout q = {.x = &c->in[0], .y = &c->out[0], .keep = 1 - p, .per = n};
-  q.extent = c->attr[2].i ? c->attr[2].i : INT64_MAX, q.whole = c->attr[3].i, q.offset = c->attr[4].i;
+  const int64_t extent = c->a.dropout.extent, whole = c->a.dropout.whole, all = extent ? n / extent * whole : n;
+  dropout q = {.x = &c->in[0], .y = &c->out[0], .keep = 1 - p, .per = all};
+  q.extent = extent ? extent : INT64_MAX, q.whole = whole, q.offset = c->a.dropout.offset;
   q.least = p >= 1 ? 1u << 24 : p <= 0 ? 0 : (uint32_t)ceil(p * (1 << 24));
-  q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->attr[1].i);
-  if (t->nsample > 0 && n % t->nsample == 0) q.per = n / t->nsample, q.sample = t->sample;
+  q.key = mix(mix(mix(t->seed, 0), (uint64_t)t->step), (uint64_t)c->a.dropout.key);
+  if (t->nsample > 0 && all % t->nsample == 0) q.per = all / t->nsample, q.sample = t->sample;
   k_par(c->pool, n, k_grain(8), q.y->t.dtype == DT_F64 ? elements_f64 : elements_f32, &q);
 }
 const dt_kernel K(kernel_dropout) = {.run = run};
@@ -69,8 +70,8 @@ static void F(elements)(void *ctx, int64_t begin, int64_t end, int part) {
   T x[SPAN] K_ALIGN;
   const T keep = (T)q->keep;
   for (int64_t e = begin, n; e < end; e += n) {
-    const int64_t row = e / q->per, at = e - row * q->per, run = at / q->extent, in_run = at - run * q->extent;
-    const int64_t global = run * q->whole + q->offset + in_run, g = global / 4, skip = global % 4;
+    const int64_t run = e / q->extent, in_run = e - run * q->extent, global = run * q->whole + q->offset + in_run;
+    const int64_t row = global / q->per, at = global - row * q->per, g = at / 4, skip = at % 4;
     n = K_MIN(K_MIN(SPAN - skip, q->extent - in_run), K_MIN(end - e, q->per - at));
     numbers(q->key, q->sample ? (uint64_t)q->sample[row] : 0, (uint64_t)g, (int)((skip + n + 3) / 4), u);
     K_LOAD(x, k_at(q->x->p, q->x->t.dtype, e), q->x->t.dtype, 1, n);

@@ -71,7 +71,7 @@ static void run(dt_call *c) {
   g->a = (k_mat){x->p, x->t.dtype, rs, x->stride[x->t.nd - 1]};
   g->b = (k_mat){w->p, w->t.dtype, w->stride[1], w->stride[0]};
   g->c = (k_mat){y.p, y.t.dtype, g->n, 1};
-  if (c->attr[0].i) g->bias = (k_mat){c->in[2].p, c->in[2].t.dtype, 0, c->in[2].stride[0]};
+  if (c->a.linear.bias) g->bias = (k_mat){c->in[2].p, c->in[2].t.dtype, 0, c->in[2].stride[0]};
   K(gemm_grid)(g, k_threads(c->pool), &l.tm, &l.tn);
   if (l.tn > 1) { /* few rows: cut by columns, so the epilogue comes after */
     K(gemm)(g, c->pool, l.ws);

@@ -39,14 +39,14 @@ static void embed(void *ctx, int64_t begin, int64_t end, int part) {
     else memcpy(k_at(q->y->p, dtype, i * q->d), k_at(q->x->p, dtype, (id - q->base) * q->d), bytes);
   }
 }
-static void part_of(lookup *q, const dt_attr *base, const dt_attr *all) {
-  q->base = all->i ? base->i : 0;
-  q->all = all->i ? all->i : q->rows;
+static void part_of(lookup *q, int64_t base, int64_t all) {
+  q->base = all ? base : 0;
+  q->all = all ? all : q->rows;
 }
 static void run_embedding(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0]};
   q.n = dt_numel(&q.id->t), q.rows = q.x->t.dim[0], q.d = q.x->t.dim[1];
-  part_of(&q, &c->attr[0], &c->attr[1]);
+  part_of(&q, c->a.embedding.base, c->a.embedding.all);
   if (q.d) k_par(c->pool, q.n, k_grain(8 + q.d), embed, &q);
 }
 const dt_kernel K(kernel_embedding) = {.run = run_embedding};
@@ -59,7 +59,7 @@ static size_t workspace_embedding_bwd(const dt_call *c, int threads) {
 static void run_embedding_bwd(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0], .acc = c->flags & DT_CALL_ACC0};
   q.n = dt_numel(&q.id->t), q.rows = q.y->t.dim[0], q.d = q.y->t.dim[1];
-  part_of(&q, &c->attr[1], &c->attr[2]);
+  part_of(&q, c->a.embedding_bwd.base, c->a.embedding_bwd.all);
   q.first = c->ws, q.order = q.first + q.rows + 2;
   memset(q.first, 0, (size_t)(q.rows + 2) * sizeof *q.first);
   for (int64_t i = 0; i < q.n; i++) {
@@ -99,7 +99,7 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int part) {
 static void run_gather(dt_call *c) {
   lookup q = {.x = &c->in[0], .id = &c->in[1], .y = &c->out[0]};
   const dt_type *t = &q.id->t;
-  q.dim = (int)(c->attr[0].i < 0 ? c->attr[0].i + t->nd : c->attr[0].i);
+  q.dim = (int)(c->a.gather.dim < 0 ? c->a.gather.dim + t->nd : c->a.gather.dim);
   q.d = t->nd ? t->dim[t->nd - 1] : 1, q.rows = t->nd ? q.x->t.dim[q.dim] : 1;
   if (q.d) k_par(c->pool, dt_numel(t) / q.d, k_grain(8 * q.d), gather_rows, &q);
 }
@@ -108,7 +108,7 @@ const dt_kernel K(kernel_gather) = {.run = run_gather};
 /* ---- scatter_add: for dim = 1, y[i][index[i][j][k]][k] += gy[i][j][k]; threads take lines of y along dim ---- */
 static int64_t line_of(const dt_call *c) {
   const dt_type *t = &c->out[0].t;
-  return t->nd ? t->dim[c->attr[0].i < 0 ? c->attr[0].i + t->nd : c->attr[0].i] : 1;
+  return t->nd ? t->dim[c->a.scatter_add.dim < 0 ? c->a.scatter_add.dim + t->nd : c->a.scatter_add.dim] : 1;
 }
 static size_t workspace_scatter(const dt_call *c, int threads) {
   return (size_t)threads * k_round64((size_t)line_of(c) * sizeof(double));
@@ -151,10 +151,9 @@ static void scatter(void *ctx, int64_t begin, int64_t end, int part) {
 static void run_scatter_add(dt_call *c) {
   lookup q = {.id = &c->in[0], .x = &c->in[1], .y = &c->out[0], .acc = c->flags & DT_CALL_ACC0, .buf = c->ws};
   const int nd = q.y->t.nd;
-  q.dim = (int)(c->attr[0].i < 0 ? c->attr[0].i + nd : c->attr[0].i);
+  q.dim = (int)(c->a.scatter_add.dim < 0 ? c->a.scatter_add.dim + nd : c->a.scatter_add.dim);
   q.d = line_of(c), q.n = nd ? q.id->t.dim[q.dim] : 1;
-  if (q.d)
-    k_par(c->pool, dt_numel(&q.y->t) / q.d, k_grain(20 + 2 * q.d + 8 * q.n), scatter, &q);
+  if (q.d) k_par(c->pool, dt_numel(&q.y->t) / q.d, k_grain(20 + 2 * q.d + 8 * q.n), scatter, &q);
 }
 const dt_kernel K(kernel_scatter_add) = {.run = run_scatter_add, .workspace = workspace_scatter};
 
@@ -171,7 +170,7 @@ static void one_hot_rows(void *ctx, int64_t begin, int64_t end, int part) {
   }
 }
 static void run_one_hot(dt_call *c) {
-  lookup q = {.id = &c->in[0], .y = &c->out[0], .d = c->attr[0].i};
+  lookup q = {.id = &c->in[0], .y = &c->out[0], .d = c->a.one_hot.classes};
   if (q.d > 0) k_par(c->pool, dt_numel(&q.id->t), k_grain(8 + q.d), one_hot_rows, &q);
 }
 const dt_kernel K(kernel_one_hot) = {.run = run_one_hot};

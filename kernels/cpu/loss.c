@@ -33,7 +33,7 @@ static size_t workspace(const dt_call *c, int threads) {
          (size_t)threads * k_round64((size_t)classes_of(x) * k_csize(x->t.dtype));
 }
 static loss setup(dt_call *c) {
-  loss q = {.x = &c->in[0], .label = &c->in[1], .ignore = c->attr[0].i, .smooth = c->attr[1].f, .row_loss = c->ws};
+  loss q = {.x = &c->in[0], .label = &c->in[1], .ignore = c->a.cross_entropy.ignore_index, .row_loss = c->ws};
   q.classes = q.valid = classes_of(q.x);
   q.buf = (char *)c->ws + k_round64((size_t)dt_numel(&q.label->t) * sizeof(double));
   return q;
@@ -43,7 +43,7 @@ static void run(dt_call *c) {
   const int64_t rows = dt_numel(&q.label->t);
   int64_t count = 0;
   double sum = 0;
-  q.lse = c->out[2].p;
+  q.lse = c->out[2].p, q.smooth = c->a.cross_entropy.label_smoothing;
   k_par(c->pool, rows, k_grain(12 * q.classes), q.x->t.dtype == DT_F64 ? rows_f64 : rows_f32, &q);
   for (int64_t r = 0; r < rows; r++)
     if (k_id(q.label->p, q.label->t.dtype, r) != q.ignore) sum += q.row_loss[r], count++;
@@ -53,12 +53,13 @@ static void run(dt_call *c) {
 const dt_kernel K(kernel_cross_entropy) = {.run = run, .workspace = workspace};
 
 /* The classes are divided: the local columns. */
-static void divided(loss *q, const dt_attr *base, const dt_attr *classes) {
-  if (classes->i) q->base = base->i, q->valid = classes->i;
+static void divided(loss *q, int64_t base, int64_t classes) {
+  if (classes) q->base = base, q->valid = classes;
 }
 static void run_bwd(dt_call *c) {
   loss q = setup(c);
-  divided(&q, &c->attr[2], &c->attr[3]);
+  divided(&q, c->a.cross_entropy_bwd.base, c->a.cross_entropy_bwd.classes);
+  q.smooth = c->a.cross_entropy_bwd.label_smoothing;
   const double count = dt_get(c->in[3].p, c->in[3].t.dtype, 0), gloss = dt_get(c->in[4].p, c->in[4].t.dtype, 0);
   q.y = &c->out[0], q.lse = c->in[2].p, q.scale = count > 0 ? gloss / count : 0;
   k_par(c->pool, dt_numel(&q.label->t), k_grain(12 * q.classes), q.x->t.dtype == DT_F64 ? bwd_f64 : bwd_f32, &q);
@@ -67,7 +68,7 @@ const dt_kernel K(kernel_cross_entropy_bwd) = {.run = run_bwd, .workspace = work
 
 static void run_stats(dt_call *c) {
   loss q = setup(c);
-  divided(&q, &c->attr[1], &c->attr[2]);
+  divided(&q, c->a.vocab_stats.base, c->a.vocab_stats.classes);
   for (int o = 0; o < 4; o++) q.stat[o] = c->out[o].p;
   k_par(c->pool, dt_numel(&q.label->t), k_grain(12 * q.classes), q.x->t.dtype == DT_F64 ? stats_f64 : stats_f32, &q);
 }
@@ -75,7 +76,8 @@ const dt_kernel K(kernel_vocab_stats) = {.run = run_stats, .workspace = workspac
 
 static void run_loss(dt_call *c) {
   loss q = setup(c);
-  const int64_t rows = dt_numel(&q.label->t), classes = c->attr[3].i;
+  const int64_t rows = dt_numel(&q.label->t), classes = c->a.vocab_loss.classes;
+  q.smooth = c->a.vocab_loss.label_smoothing;
   const int t = c->out[0].t.dtype;
   int64_t count = 0;
   double sum = 0;

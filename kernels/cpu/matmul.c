@@ -12,7 +12,7 @@ typedef struct batch {
 
 static batch setup(const dt_call *c) {
   const dt_view *a = &c->in[0], *b = &c->in[1], *y = &c->out[0];
-  const bool ta = c->attr[0].i, tb = c->attr[1].i;
+  const bool ta = c->a.matmul.ta, tb = c->a.matmul.tb;
   const int na = a->t.nd, nb = b->t.nd, ny = y->t.nd;
   batch t = {.nd = ny - 2, .count = 1};
   t.g.m = y->t.dim[ny - 2], t.g.n = y->t.dim[ny - 1], t.g.k = a->t.dim[na - (ta ? 2 : 1)];

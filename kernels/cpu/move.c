@@ -120,7 +120,7 @@ static void run_assign(dt_call *c) { K(copy_view)(c->pool, &c->out[0], &c->in[1]
 const dt_kernel K(kernel_assign) = {.run = run_assign};
 
 static void run_concat(dt_call *c) {
-  int dim = (int)c->attr[0].i;
+  int dim = (int)c->a.concat.dim;
   if (dim < 0) dim += c->out[0].t.nd;
   dt_view part = c->out[0];
   for (int i = 0; i < c->nin; i++) {
@@ -136,12 +136,12 @@ static void run_pad(dt_call *c) {
   const dt_view *out = &c->out[0];
   uint64_t value = 0;
   dt_view fill = *out, part = *out;
-  dt_put(&value, out->t.dtype, 0, c->attr[18].f);
+  dt_put(&value, out->t.dtype, 0, c->a.pad.value);
   fill.p = &value;
   memset(fill.stride, 0, sizeof fill.stride);
   K(copy_view)(c->pool, out, &fill);
   for (int d = 0; d < out->t.nd; d++) {
-    part.p = k_at(part.p, part.t.dtype, c->attr[1 + d].i * part.stride[d]);
+    part.p = k_at(part.p, part.t.dtype, c->a.pad.before.v[d] * part.stride[d]);
     part.t.dim[d] = c->in[0].t.dim[d];
   }
   K(copy_view)(c->pool, &part, &c->in[0]);
@@ -150,6 +150,7 @@ const dt_kernel K(kernel_pad) = {.run = run_pad};
 
 static void run_arange(dt_call *c) {
   const int64_t n = dt_numel(&c->out[0].t);
-  for (int64_t i = 0; i < n; i++) dt_put(c->out[0].p, c->out[0].t.dtype, i, c->attr[0].f + (double)i * c->attr[2].f);
+  for (int64_t i = 0; i < n; i++)
+    dt_put(c->out[0].p, c->out[0].t.dtype, i, c->a.arange.start + (double)i * c->a.arange.step);
 }
 const dt_kernel K(kernel_arange) = {.run = run_arange};

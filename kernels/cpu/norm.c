@@ -32,13 +32,13 @@ static void shape(const dt_type *t, int64_t dims, int64_t *rows, int64_t *n) {
 }
 static size_t workspace(const dt_call *c, int threads) {
   int64_t rows, n;
-  shape(&c->out[0].t, c->attr[0].i, &rows, &n);
+  shape(&c->out[0].t, c->a.layer_norm.dims, &rows, &n);
   const size_t row = k_round64((size_t)n * k_csize(c->out[0].t.dtype));
   return row * (size_t)(2 + 3 * threads) + (size_t)(2 * chunks_of(rows)) * row;
 }
 static norm setup(dt_call *c, bool rms, int w, int b) {
   norm q = {.rms = rms, .y = &c->out[0], .flags = c->flags};
-  shape(&q.y->t, c->attr[0].i, &q.rows, &q.n);
+  shape(&q.y->t, c->a.layer_norm.dims, &q.rows, &q.n);
   q.chunks = chunks_of(q.rows);
   const int dtype = q.y->t.dtype;
   const size_t row = k_round64((size_t)q.n * k_csize(dtype));
@@ -51,7 +51,7 @@ static norm setup(dt_call *c, bool rms, int w, int b) {
 }
 static void forward(dt_call *c, bool rms) {
   norm q = setup(c, rms, 1, rms ? 0 : 2);
-  q.x = &c->in[0], q.eps = c->attr[1].f;
+  q.x = &c->in[0], q.eps = c->a.layer_norm.eps;
   q.mean = rms ? NULL : c->out[1].p, q.rstd = c->out[rms ? 1 : 2].p;
   if (dt_numel(&q.y->t) == 0) return;
   k_par(c->pool, q.rows, k_grain(4 * q.n), q.y->t.dtype == DT_F64 ? rows_f64 : rows_f32, &q);

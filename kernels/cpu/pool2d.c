@@ -26,7 +26,7 @@ static inline void inside(int64_t n, int64_t out, int64_t stride, int64_t shift,
 #define K_TEMPLATE "pool2d.c"
 #include "k_twice.h"
 
-static pooling setup(const dt_view *x, const dt_view *y, const dt_attr *a, bool dilated) {
+static pooling setup(const dt_view *x, const dt_view *y, const dt_attrs *a, bool dilated) {
   pooling p = {.x = x,
                .y = y,
                .planes = x->t.dim[0] * x->t.dim[1],
@@ -37,9 +37,11 @@ static pooling setup(const dt_view *x, const dt_view *y, const dt_attr *a, bool 
                .dy = 1,
                .dx = 1};
   if (!a) return p; /* the maximum's gradient needs the index alone */
-  p.kh = a[0].i, p.kw = a[1].i, p.py = a[4].i, p.px = a[5].i;
-  p.sy = a[2].i ? a[2].i : p.kh, p.sx = a[3].i ? a[3].i : p.kw;
-  if (dilated) p.dy = a[6].i, p.dx = a[7].i;
+  /* kernel, stride and padding begin the attributes of both poolings */
+  const int64_t *k = a->max_pool2d.kernel, *s = a->max_pool2d.stride, *pad = a->max_pool2d.padding;
+  p.kh = k[0], p.kw = k[1], p.py = pad[0], p.px = pad[1];
+  p.sy = s[0] ? s[0] : p.kh, p.sx = s[1] ? s[1] : p.kw;
+  if (dilated) p.dy = a->max_pool2d.dilation[0], p.dx = a->max_pool2d.dilation[1];
   return p;
 }
 /* bytes of a thread: a plane of each, a row of sums; for the maximum four rows and the copy */
@@ -53,7 +55,7 @@ static void planes(dt_call *c, pooling *p, k_fn *f32, k_fn *f64) {
   k_par(c->pool, p->planes, k_grain(p->H * p->W * 4), p->x->t.dtype == DT_F64 ? f64 : f32, p);
 }
 static pooling setup_max(const dt_call *c) {
-  pooling p = setup(&c->in[0], &c->out[0], c->attr, true);
+  pooling p = setup(&c->in[0], &c->out[0], &c->a, true);
   /* whole vectors of outputs are read */
   const int64_t lanes = K_VB / (int64_t)k_csize(p.x->t.dtype), most = k_up(p.OW, lanes) * p.sx + (p.kw - 1) * p.dx;
   p.index = &c->out[1];
@@ -83,13 +85,13 @@ static void run_max_bwd(dt_call *c) {
   planes(c, &p, max_bwd_f32, max_bwd_f64);
 }
 static void run_avg(dt_call *c) {
-  pooling p = setup(&c->in[0], &c->out[0], c->attr, false);
-  p.whole = c->attr[6].i;
+  pooling p = setup(&c->in[0], &c->out[0], &c->a, false);
+  p.whole = c->a.avg_pool2d.count_include_pad;
   planes(c, &p, avg_f32, avg_f64);
 }
 static void run_avg_bwd(dt_call *c) {
-  pooling p = setup(&c->out[0], &c->in[0], c->attr, false);
-  p.whole = c->attr[6].i;
+  pooling p = setup(&c->out[0], &c->in[0], &c->a, false);
+  p.whole = c->a.avg_pool2d.count_include_pad;
   planes(c, &p, avg_bwd_f32, avg_bwd_f64);
 }
 const dt_kernel K(kernel_max_pool2d) = {.run = run_max, .workspace = max_ws};

@@ -133,10 +133,10 @@ static reduction analyse(const dt_call *c, reduce_op op) {
                  .out_dtype = c->out[0].t.dtype,
                  .acc = c->flags & DT_CALL_ACC0};
   bool reduced[DT_MAX_DIM] = {false};
-  const int n = (int)c->attr[0].i;
-  for (int k = 0; k < n; k++) reduced[c->attr[1 + k].i < 0 ? c->attr[1 + k].i + in->t.nd : c->attr[1 + k].i] = true;
+  const dt_list *l = &c->a.sum.dims; /* every reduction's attributes begin with them */
+  for (int k = 0; k < l->n; k++) reduced[l->v[k] < 0 ? l->v[k] + in->t.nd : l->v[k]] = true;
   for (int d = 0; d < in->t.nd; d++) {
-    if (n == 0 || reduced[d]) q.rdim[q.nr] = in->t.dim[d], q.rstride[q.nr++] = in->stride[d];
+    if (l->n == 0 || reduced[d]) q.rdim[q.nr] = in->t.dim[d], q.rstride[q.nr++] = in->stride[d];
     else q.kdim[q.nk] = in->t.dim[d], q.kstride[q.nk++] = in->stride[d];
   }
   q.outputs = q.terms = 1;
@@ -306,7 +306,7 @@ static void argmax_lines(void *ctx, int64_t begin, int64_t end, int part) {
   }
 }
 static void run_argmax(dt_call *c) {
-  along a = split_along(c, (int)c->attr[0].i);
+  along a = split_along(c, (int)c->a.argmax.dim);
   k_par(c->pool, a.lines, k_grain(20 + 2 * a.n), argmax_lines, &a);
 }
 const dt_kernel K(kernel_argmax) = {.run = run_argmax};
@@ -326,8 +326,8 @@ static void cumsum_lines(void *ctx, int64_t begin, int64_t end, int part) {
   }
 }
 static void run_cumsum(dt_call *c) {
-  along a = split_along(c, (int)c->attr[0].i);
-  a.reverse = c->attr[1].i;
+  along a = split_along(c, (int)c->a.cumsum.dim);
+  a.reverse = c->a.cumsum.reverse;
   k_par(c->pool, a.lines, k_grain(20 + 20 * a.n), cumsum_lines, &a);
 }
 const dt_kernel K(kernel_cumsum) = {.run = run_cumsum};

@@ -22,14 +22,15 @@ static dt_status prepare(dt_call *c, dt_err *e) {
   (void)e;
   const dt_type *t = &c->out[0].t;
   rotary *q = dt_xalloc(sizeof *q);
-  *q = (rotary){.x = &c->in[0], .y = &c->out[0], .pos = c->attr[1].i ? 1 : 2, .d = t->dim[3], .half = t->dim[3] / 2};
+  *q = (rotary){
+      .x = &c->in[0], .y = &c->out[0], .pos = c->a.rotary.bthd ? 1 : 2, .d = t->dim[3], .half = t->dim[3] / 2};
   q->length = t->dim[q->pos];
   q->cs = dt_xalloc((size_t)(q->length * 2 * q->half) * k_csize(t->dtype) + 1);
   const int type = t->dtype == DT_F64 ? DT_F64 : DT_F32;
   for (int64_t i = 0; i < q->half; i++) {
-    double turn = pow(c->attr[0].f, -2.0 * (double)i / (double)q->d) * (c->attr[2].i ? -1 : 1);
+    double turn = pow(c->a.rotary.theta, -2.0 * (double)i / (double)q->d) * (c->a.rotary.inverse ? -1 : 1);
     for (int64_t p = 0; p < q->length; p++) {
-      double a = (double)(p + c->attr[3].i) * turn;
+      double a = (double)(p + c->a.rotary.offset) * turn;
       dt_put(q->cs, type, 2 * p * q->half + i, cos(a));
       dt_put(q->cs, type, (2 * p + 1) * q->half + i, sin(a));
     }

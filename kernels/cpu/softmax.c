@@ -20,7 +20,7 @@ typedef struct soft {
 
 static void split(const dt_call *c, int64_t *n, int64_t *inner) {
   const dt_type *t = &c->in[0].t;
-  const int64_t dim = c->attr[0].i < 0 ? c->attr[0].i + t->nd : c->attr[0].i;
+  const int64_t dim = c->a.softmax.dim < 0 ? c->a.softmax.dim + t->nd : c->a.softmax.dim;
   *n = t->nd ? t->dim[dim] : 1, *inner = 1;
   for (int64_t d = dim + 1; d < t->nd; d++) *inner *= t->dim[d];
 }

@@ -64,6 +64,16 @@ void grad_all_to_all(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[0] = communicate(b, n, DT_OP_all_to_all, 0, "gradient of an all-to-all: blocks go back", GY);
 }
 
+/* In a model: the parts of a divided value go round the axis, which is a roll of the whole. */
+dt_status place_shift(dt_place_ctx *c) {
+  const char *name = c->g->mesh.name[c->axis];
+  if (c->a->shift.axes >> c->axis & 1 && !sharded(&c->in[0]))
+    return dt_fail(c->e, DT_EUSER, c->where,
+                   "shift over the axis \"%s\": the value is not divided there; say how with x:place { %s = \"S(dim)\" } first",
+                   name, name);
+  return keep(c), DT_OK;
+}
+
 void grad_shift(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_attrs a = b->g->node.p[n].a;
   a.shift.by = -a.shift.by;

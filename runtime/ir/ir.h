@@ -50,7 +50,7 @@ enum { DT_RED_SUM, DT_RED_MAX, DT_RED_MIN, DT_RED_MEAN }; /* attribute `red`; th
 typedef struct dt_place {
   uint8_t kind, dim;
   uint8_t red; /* dt_red of a partial value (0 = sum) */
-  uint8_t
+  uint16_t
       segs; /* of S: number in dt_graph.segs, 1-based, of the segments that are cut each for itself; 0: cut as a whole */
 } dt_place;
 /* Segments of a dim: q, k and v in the rows of one weight. Each rank has its part of each. */
@@ -422,7 +422,7 @@ typedef void dt_grad_rule(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin
 typedef struct dt_place_ctx {
   const dt_graph *g;
   const dt_node *node;
-  int n, coord;                /* ranks of the axis, and this rank's coordinate */
+  int axis, n, coord;          /* of the mesh; its ranks, and this rank's coordinate */
   const dt_type *in_t, *out_t; /* [nin], [nout] whole types */
   const dt_place *in;          /* [nin] */
   dt_place *want;              /* [nin] */
@@ -434,6 +434,7 @@ typedef struct dt_place_ctx {
   };
   int late;   /* an input to be added after out[0] was reduced (the bias of a product over a divided dim), -1: none */
   bool vocab; /* cross-entropy over divided classes */
+  bool rows;  /* ... over divided rows: out[0] and out[1] are a mean and its count of this rank's */
   dt_err *e;
   const char *where;
 } dt_place_ctx;

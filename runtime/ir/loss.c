@@ -39,9 +39,14 @@ dt_status shape_cross_entropy_bwd(dt_shape_ctx *s) {
 }
 
 dt_status place_cross_entropy(dt_place_ctx *c) {
-  if (!sharded(&c->in[0]) || c->in[0].dim != c->in_t[0].nd - 1 || c->in[0].segs) return DT_OK;
-  c->want[0] = c->in[0];
-  c->vocab = true;
+  if (!sharded(&c->in[0]) || c->in[0].segs) return DT_OK;
+  if (c->in[0].dim == c->in_t[0].nd - 1) {
+    c->want[0] = c->in[0];
+    c->vocab = true;
+  } else if (even(c, 0)) {
+    c->want[0] = c->want[1] = c->in[0];
+    c->rows = true;
+  }
   return DT_OK;
 }
 
@@ -84,7 +89,7 @@ dt_status shape_dropout(dt_shape_ctx *s) {
 }
 
 dt_status place_dropout(dt_place_ctx *c) {
-  if (!even(c, 0) || c->in[0].dim == 0 || c->a->dropout.extent) return DT_OK;
+  if (!even(c, 0) || c->a->dropout.extent) return DT_OK;
   int64_t inner = 1;
   for (int i = c->in[0].dim; i < c->in_t[0].nd; i++) inner *= c->in_t[0].dim[i];
   keep(c);

@@ -279,7 +279,7 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
       dt_val v = x->in[k];
       if (constant(g, v)) {
         int j = 0; /* the same constant again? */
-        double c = g->node.p[g->val.p[v].node].attr[0].f;
+        double c = g->node.p[g->val.p[v].node].a.full.value;
         while (j < vm->nins && !(vm->ins[j].op == DT_EW_full && !memcmp(&vm->ins[j].imm[0], &c, sizeof c))) j++;
         if (j == vm->nins) vm->ins[vm->nins++] = (dt_vmi){DT_EW_full, (int16_t)next++, -1, -1, -1, {c, 0}};
         r[k] = vm->ins[j].dst;
@@ -288,8 +288,8 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
       }
     }
     dt_vmi ins = {(uint16_t)dt_op(x->op)->ew, (int16_t)next++, r[0], r[1], r[2], {0, 0}};
-    if (x->op == DT_OP_cast) ins.imm[0] = (double)x->attr[0].i;
-    else ins.imm[0] = x->attr[0].f, ins.imm[1] = x->attr[1].f;
+    if (x->op == DT_OP_cast) ins.imm[0] = (double)x->a.cast.dtype;
+    else ins.imm[0] = x->a.clamp.min, ins.imm[1] = x->a.clamp.max; /* other rows have no numbers, or these two */
     vm->ins[vm->nins++] = ins;
     dt_vec_push(&made, x->out[0]);
     dt_vec_push(&rg, ins.dst);
@@ -478,7 +478,7 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
                   .f64 = g->val.p[v].t.dtype == DT_F64 || !dt_is_float(g->val.p[v].t.dtype),
                   .space = g->val.p[v].t};
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {n->attr[0].f, 0}};
+    vm->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {n->a.full.value, 0}};
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;

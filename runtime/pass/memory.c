@@ -47,12 +47,12 @@ static void concat_in_place(dt_graph *g, const int *uses) {
            g->val.p[v].t.dtype == g->val.p[c->out[0]].t.dtype;
       if (ok && v != c->in[k]) { /* leading dims equal, the last of the concat splits */
         const dt_type *a = &g->val.p[v].t, *b = &g->val.p[c->in[k]].t;
-        ok = a->nd >= b->nd && c->attr[0].i == b->nd - 1;
+        ok = a->nd >= b->nd && c->a.concat.dim == b->nd - 1;
         for (int d = 0; d + 1 < b->nd && ok; d++) ok = a->dim[d] == b->dim[d];
       }
     }
     if (!ok) continue;
-    int dim = (int)c->attr[0].i;
+    int dim = (int)c->a.concat.dim;
     const dt_value whole = g->val.p[c->out[0]];
     int64_t at = 0;
     for (int k = 0; k < c->nin; k++) {

@@ -50,7 +50,6 @@ typedef struct dt_spec {
   int rank;                     /* global rank that the plan is for; its coordinates on g->mesh follow */
   int threads;                  /* threads a rank: workspace sizes depend on it */
   bool train;                   /* has grad and update */
-  int sequence;                 /* place: mesh axes (bits) that divide sequences where they don't divide layers */
   int precision;                /* DT_F32, DT_BF16, DT_F16: dtype of activations and compute copies */
   double clip_norm, clip_value; /* 0 = none */
   const char *optimizer;        /* its name, for messages */

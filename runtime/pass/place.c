@@ -2,8 +2,8 @@
  * P partial sum), and every change of placement becomes the collective that it means, with the reason why.
  *
  * It walks the nodes in order. An op's placement rule (the op table's column) says where its inputs must lie; what lies elsewhere is
- * converted: S->R all-gather, R->S a slice, S(i)->S(j) both, and P is resolved where it is made: P->R all-reduce, or P->S(1)
- * reduce-scatter when the axis divides sequences too. A replicated value that enters divided computing passes an `enter` node, whose gradient
+ * converted: S->R all-gather, R->S a slice, S(i)->S(j) all-to-all, and P is resolved where it is made: P->R all-reduce, or P->S
+ * reduce-scatter where all that uses the value is a `place` that divides it. A replicated value that enters divided computing passes an `enter` node, whose gradient
  * is the all-reduce; at a parameter the reduction is left to the gradient's bucket (dt_param.partial). So grad, which comes next, needs to
  * know nothing of placements. Axes that divide samples or stages are not its business: a rank traces its own samples, stages are cut later.
  * Method: GSPMD's propagation (Xu et al. 2021), forward only, with Megatron-LM's conjugate collectives (Shoeybi et al. 2019).
@@ -25,10 +25,10 @@ typedef struct placer {
   int nv;         /* values of the traced graph */
   dt_type *whole; /* [nv] their types */
   dt_val *now;    /* [nv] local value */
+  dt_nid *user;   /* [nv] the only node that uses it, -1: none, or several do */
   int axis[DT_MAX_AXES], naxes;
   DT_VEC(memo) memo;
   const char *op; /* of the node being placed, for reasons */
-  bool divided;   /* a sequence was */
 } placer;
 
 static int ranks(const placer *p, int a) { return p->g->mesh.size[a]; }
@@ -123,6 +123,33 @@ static dt_val take(placer *p, int a, dt_val v, int dim, bool gathered) {
   }
   return slice(p, v, dim, c * len, (c + 1) * len);
 }
+/* S(from) -> S(to): each rank gives every other its block of dim `to`, and gets its own of dim `from`. */
+static dt_val turn(placer *p, int a, dt_val v, int from, int to) {
+  dt_graph *g = p->g;
+  dt_type t = *dt_type_of(g, v);
+  int64_t n = ranks(p, a), size[5] = {1, 1, 1, 1, 1}; /* before, the first of the two dims, between, the second, behind */
+  int first = from < to ? from : to, second = from < to ? to : from;
+  for (int i = 0; i < t.nd; i++) size[i < first ? 0 : i == first ? 1 : i < second ? 2 : i == second ? 3 : 4] *= t.dim[i];
+  int cut = from < to ? 3 : 1, grown = 4 - cut; /* which of the five is divided now, and which becomes whole */
+  int64_t split[6], back[6];
+  int to_front[6], from_front[6];
+  for (int i = 0, k = 0; i < 5; i++) { /* the blocks of the cut dim become dim 0 */
+    if (i == cut) split[k++] = n;
+    split[k++] = i == cut ? size[i] / n : size[i];
+  }
+  to_front[0] = cut;
+  for (int i = 0, k = 1; i < 6; i++)
+    if (i != cut) to_front[k++] = i;
+  const char *reason = dt_arena_printf(&g->mem, "%s wants divided over \"%s\" by dim %d what is divided by dim %d", p->op,
+                                       g->mesh.name[a], to, from);
+  dt_val x = dt_permute(g, dt_reshape(g, v, 6, split), to_front);
+  for (int i = 0; i < 6; i++) back[i] = dt_type_of(g, x)->dim[i];
+  x = communicate(p, DT_OP_all_to_all, a, dt_reshape(g, x, 6, back), 0, false, reason);
+  for (int i = 0, k = 1; i < 6; i++) from_front[i] = i == grown ? 0 : k++; /* where it came from counts before the part of `from` */
+  x = dt_permute(g, x, from_front);
+  t.dim[from] *= n, t.dim[to] /= n;
+  return dt_reshape(g, x, t.nd, t.dim);
+}
 /* the same for each segment of the dim (flag: gather's `partial`, take's `gathered`) */
 static dt_val by_segment(placer *p, int a, dt_val v, int dim, const dt_segs *s, bool to_whole, bool flag) {
   dt_val out[8];
@@ -139,6 +166,9 @@ static dt_val by_segment(placer *p, int a, dt_val v, int dim, const dt_segs *s, 
 static dt_val convert(placer *p, int a, dt_val v, const dt_type *whole, dt_place to, bool *enters) {
   dt_place from = p->g->val.p[v].place[a];
   if (same_place(&from, &to)) return v;
+  if (from.kind == DT_S && to.kind == DT_S && from.dim != to.dim && !from.segs && !to.segs &&
+      whole->dim[from.dim] % ranks(p, a) == 0 && whole->dim[to.dim] % ranks(p, a) == 0)
+    return turn(p, a, v, from.dim, to.dim);
   if (from.kind == DT_S) {
     bool partial = *enters || to.kind == DT_S;
     v = from.segs ? by_segment(p, a, v, from.dim, &p->g->segs.p[from.segs - 1], true, partial)
@@ -182,28 +212,47 @@ static dt_val get(placer *p, dt_val v, const dt_place *want, int enters) {
 }
 
 /* ---- partial sums are resolved where they are made ---- */
-static dt_status resolve(placer *p, int a, dt_val *v, dt_place place, const char *where) {
+/* Where the value's only user places it on axis a, or whole. */
+static dt_place wanted(const placer *p, int a, dt_val traced) {
+  for (dt_nid i = p->user[traced]; i >= 0; i = p->user[p->g->node.p[i].out[0]]) {
+    const dt_node *n = &p->g->node.p[i];
+    if (n->op != DT_OP_place) break;
+    if (n->attr[0].i == a) return (dt_place){.kind = n->attr[1].i ? DT_S : DT_R, .dim = (uint8_t)n->attr[2].i};
+  }
+  return (dt_place){.kind = DT_R};
+}
+
+static void resolve(placer *p, int a, dt_val *v, dt_place place, dt_val traced) {
   dt_graph *g = p->g;
-  const dt_type t = *dt_type_of(g, *v);
-  bool sequence = p->s->sequence >> a & 1 && t.nd >= 3 && !place.red;
+  dt_place to = wanted(p, a, traced);
+  if (to.kind == DT_S && (place.red || dt_type_of(g, *v)->dim[to.dim] % ranks(p, a))) to = (dt_place){.kind = DT_R};
+  char text[64];
+  snprintf(text, sizeof text, "parts along dim %d", to.dim);
   const char *reason = dt_arena_printf(&g->mem, "partial sums of %s over \"%s\" become %s", p->op, g->mesh.name[a],
-                                       sequence         ? "parts of the sequence"
+                                       to.kind == DT_S  ? text
                                        : place.red == 3 ? "their mean"
                                                         : "whole");
-  dt_place to = {.kind = sequence ? DT_S : DT_R, .dim = sequence};
-  if (sequence && t.dim[1] % ranks(p, a))
-    return dt_fail(p->e, DT_EUSER, where,
-                   "a sequence of %lld does not divide among the %d ranks of axis \"%s\"; %lld would, or sequence = "
-                   "false",
-                   (long long)t.dim[1], ranks(p, a), g->mesh.name[a],
-                   (long long)(t.dim[1] + ranks(p, a) - t.dim[1] % ranks(p, a)));
   dt_place now[DT_MAX_AXES];
   memcpy(now, g->val.p[*v].place, sizeof now);
-  *v = sequence ? scatter(p, a, *v, 1, reason) : communicate(p, DT_OP_all_reduce, a, *v, place.red, false, reason);
+  *v = to.kind == DT_S ? scatter(p, a, *v, to.dim, reason)
+                       : communicate(p, DT_OP_all_reduce, a, *v, place.red, false, reason);
   now[a] = to;
-  p->divided |= sequence;
   memcpy(g->val.p[*v].place, now, sizeof now);
-  return DT_OK;
+}
+
+/* ---- cross-entropy over divided rows: means of parts, weighed by their counts ---- */
+static void join_rows(placer *p, int axes, dt_val *loss, dt_val *count) {
+  dt_graph *g = p->g;
+  const int dtype = dt_type_of(g, *loss)->dtype, of_count = dt_type_of(g, *count)->dtype;
+  const int64_t one = 1;
+  dt_val n = dt_cast(g, dt_b1(g, DT_OP_stop_gradient, *count), dtype), sum = dt_b2(g, DT_OP_mul, *loss, n);
+  dt_val both = joined(p, (dt_val[]){dt_reshape(g, sum, 1, &one), dt_reshape(g, n, 1, &one)}, 2, 0);
+  for (int i = 0; i < p->naxes; i++)
+    if (axes >> p->axis[i] & 1)
+      both = communicate(p, DT_OP_all_reduce, p->axis[i], both, 0, false, "the loss's sum and count over all rows");
+  sum = dt_reshape(g, slice(p, both, 0, 0, 1), 0, NULL), n = dt_reshape(g, slice(p, both, 0, 1, 2), 0, NULL);
+  *loss = dt_b2(g, DT_OP_div, sum, dt_b2(g, DT_OP_maximum, n, dt_scalar(g, 1, dtype)));
+  *count = dt_cast(g, n, of_count);
 }
 
 /* ---- cross-entropy over divided classes: two small reductions, no logits ---- */
@@ -242,7 +291,7 @@ static dt_status visit(placer *p, dt_nid id) {
   dt_place *in = dt_xalloc(sizeof *in * (size_t)(n.nin + 1)), *want = dt_xalloc(sizeof *want * (size_t)(n.nin + 1));
   dt_place(*all)[DT_MAX_AXES] = dt_xalloc(sizeof *all * (size_t)(n.nin + 1)), made[DT_MAX_OUT][DT_MAX_AXES] = {{{0}}};
   bool *enters = dt_xalloc((size_t)n.nin + 1);
-  int *mask = dt_xalloc(sizeof *mask * (size_t)(n.nin + 1)), late = -1, vocab = -1;
+  int *mask = dt_xalloc(sizeof *mask * (size_t)(n.nin + 1)), late = -1, vocab = -1, rows = 0;
   dt_val *x = dt_xalloc(sizeof *x * (size_t)(n.nin + 1)), out[DT_MAX_OUT];
   dt_attr attr[DT_MAX_ATTR];
   memcpy(attr, n.attr, sizeof attr);
@@ -258,6 +307,7 @@ static dt_status visit(placer *p, dt_nid id) {
     }
     dt_place_ctx c = {.g = g,
                       .node = &n,
+                      .axis = a,
                       .n = ranks(p, a),
                       .coord = coord(p, a),
                       .in_t = in_t,
@@ -287,6 +337,7 @@ static dt_status visit(placer *p, dt_nid id) {
     for (int k = 0; k < n.nout; k++) made[k][a] = c.out[k];
     if (c.late >= 0) late = c.late;
     if (c.vocab) vocab = a;
+    if (c.rows) rows |= 1 << a;
   }
   if (!st) {
     int nin = late >= 0 ? late : n.nin; /* the late input is the last one */
@@ -301,8 +352,9 @@ static dt_status visit(placer *p, dt_nid id) {
       st = dt_node_add(g, n.op, x, nin, attr, out, p->e);
       for (int k = 0; k < n.nout && !st; k++) memcpy(g->val.p[out[k]].place, made[k], sizeof made[k]);
     }
+    if (rows && !st) join_rows(p, rows, &out[0], &out[1]);
     for (int i = 0; i < p->naxes && !st; i++)
-      if (made[0][p->axis[i]].kind == DT_P) st = resolve(p, p->axis[i], &out[0], made[0][p->axis[i]], where);
+      if (made[0][p->axis[i]].kind == DT_P) resolve(p, p->axis[i], &out[0], made[0][p->axis[i]], n.out[0]);
     if (!st && late >= 0) {
       dt_place to[DT_MAX_AXES] = {{0}}, keep[DT_MAX_AXES];
       int m = 0;
@@ -337,7 +389,7 @@ static void find_segments(placer *p, int n0) {
     for (int k = 1; k < l->nin; k++)
       for (int a = 0; a < p->naxes; a++) {
         dt_place *w = &g->val.p[l->in[k]].place[p->axis[a]];
-        if (w->kind == DT_S && w->dim == 0) w->segs = (uint8_t)g->segs.n;
+        if (w->kind == DT_S && w->dim == 0) w->segs = (uint16_t)g->segs.n;
       }
   }
 }
@@ -402,15 +454,19 @@ static dt_status place_all(placer *p, int n0) {
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
   p->op = "a result";
-  if (p->s->sequence && !p->divided)
-    return dt_fail(
-        p->e, DT_EUSER, NULL,
-        "parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is "
-        "divided by its inputs; this model has none, sequence = false works");
   if (g->loss >= 0) g->loss = get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = get(p, g->output.p[i], whole, 0);
   return DT_OK;
+}
+
+static void find_users(placer *p, int n0) {
+  for (dt_nid i = n0 - 1; i >= 0; i--) {
+    const dt_node *n = &p->g->node.p[i];
+    for (int k = 0; k < n->nin; k++) p->user[n->in[k]] = p->user[n->in[k]] == -1 ? i : -2;
+  }
+  for (int v = 0; v < p->nv; v++)
+    if (p->user[v] == -2) p->user[v] = -1;
 }
 
 dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
@@ -428,14 +484,16 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
     int line = g->line, n0 = g->node.n;
     p.whole = dt_xalloc(sizeof *p.whole * (size_t)p.nv);
     p.now = dt_xalloc(sizeof *p.now * (size_t)p.nv);
-    for (int v = 0; v < p.nv; v++) p.whole[v] = *dt_type_of(g, v), p.now[v] = v;
+    p.user = dt_xalloc(sizeof *p.user * (size_t)p.nv);
+    for (int v = 0; v < p.nv; v++) p.whole[v] = *dt_type_of(g, v), p.now[v] = v, p.user[v] = -1;
+    find_users(&p, n0);
     st = place_all(&p, n0);
     if (!st) {
       leave_to_buckets(&p);
       dt_graph_prune(g, g->node.n);
     }
     g->file = file, g->line = line, g->phase = DT_FWD, g->block = -1;
-    free(p.whole), free(p.now);
+    free(p.whole), free(p.now), free(p.user);
     dt_vec_free(&p.memo);
   }
   g->level = DT_PLACED;

@@ -114,7 +114,7 @@ dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e) {
     if (micro_phase(n.phase)) {
       bool full_reduction = (n.op == DT_OP_sum || n.op == DT_OP_mean || n.op == DT_OP_norm) &&
                             g->val.p[n.out[0]].t.nd == 0;
-      if (n.op == DT_OP_full && n.attr[1].i == DT_F32 && g->val.p[n.out[0]].t.nd > 0) n.attr[1].i = lo;
+      if (n.op == DT_OP_full && n.a.full.dtype == DT_F32 && g->val.p[n.out[0]].t.nd > 0) n.a.full.dtype = lo;
       for (int k = 0; k < n.nin; k++) {
         dt_val v = n.in[k];
         int t = g->val.p[v].t.dtype;

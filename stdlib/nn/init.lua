@@ -16,6 +16,7 @@ local nn = {
   Conv2d = require "dtrain.nn.conv",
   Attention = require "dtrain.nn.attention",
   GPT = require "dtrain.nn.gpt",
+  MoE = require "dtrain.nn.moe",
 }
 
 for _, name in ipairs { "norm", "pool", "activation", "container", "loss" } do

@@ -6,7 +6,8 @@
 --   options                  rows of util.options: the keys of `parallel` that it reads
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
 --   axes(p)                  list of { name =, size = n or "auto", splits = "samples" or "stages" or nil }
---   place(g, p, mesh)        after the forward trace: g:place(name, { axis = "S(0)" }) says where parameters lie
+--   rewrite(g, p, mesh)      on the traced graph: g:replace(node, f) puts what f composes in a node's place; nodes are entries of g:nodes()
+--   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
 --   keep(parameter, p)       nil (whole), or { states =, gradients =, parameters = lists of axes that share them, gather = "use" or
@@ -36,7 +37,7 @@ for _, name in ipairs(own) do -- a file that is taken away takes its strategy wi
 end
 
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
-  { "place", "function" }, { "recompute", "function" }, { "buckets", "function" }, { "keep", "function" },
+  { "place", "function" }, { "rewrite", "function" }, { "recompute", "function" }, { "buckets", "function" }, { "keep", "function" },
   { "reduce", "function" }, { "gather", "function" }, { "update", "function" }, { "replicas", "function|string" },
   { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "fits", "function" }, { "variants", "table" } }
 
@@ -218,10 +219,12 @@ end
 
 --- From the traced graph, in whole shapes, to that of the rank at `where` (job:where_is).
 function Strategy:localize(graph, where)
+  for _, s in ipairs(self:with "rewrite") do s.rewrite(graph, self.p, where.mesh) end
   for _, s in ipairs(self:with "place") do s.place(graph, self.p, where.mesh) end
+  graph:settle()
   local again = self:one("recompute", function(s) return s.recompute(graph, self.p) end)
   if again then graph:recompute(again) end
-  graph:localize { rank = where.rank, sequence = self.p.sequence and { "tensor" } or nil }
+  graph:localize { rank = where.rank }
 end
 
 --- Whether plans are traced with several values of options: what was traced for another rank is of no use then.

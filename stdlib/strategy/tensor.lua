@@ -28,6 +28,26 @@ local function check_heads(n, ranks)
   end
 end
 
+-- What stands behind a product that is divided by its inputs, or an embedding, is divided by its dim 1 where it is [batch, sequence, width].
+local function divide_sequences(graph, nodes, by, ranks)
+  local any = false
+  for i, n in ipairs(nodes) do
+    local partial = n.op == "linear" and by[i] == 1 or n.op == "embedding" and by[i] == 0
+    if partial and #n.shape >= 3 then
+      any = true
+      if n.shape[2] % ranks ~= 0 then
+        util.fail("dt.job: parallel: a sequence of %d does not divide among the %d ranks of axis \"tensor\"; %d would, or sequence = false",
+          n.shape[2], ranks, n.shape[2] + ranks - n.shape[2] % ranks)
+      end
+      graph:place(n, { tensor = "S(1)" })
+    end
+  end
+  if not any then
+    util.fail("dt.job: parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is divided "
+      .. "by its inputs; this model has none, sequence = false works")
+  end
+end
+
 function T.place(graph, p)
   if p.tensor == 1 then return end
   local nodes, by = graph:nodes(), {} -- by: the dim of its weight along which a product is divided
@@ -54,6 +74,7 @@ function T.place(graph, p)
   for i, n in ipairs(nodes) do
     if n.op == "embedding" and weight(i).op == "param" and not weight(i).placed then
       graph:place(weight(i).name, { tensor = "S(0)" }, true)
+      by[i] = 0
     end
     if n.op == "linear" and by[i] == nil and users[i] and nodes[users[i][1]].op == "cross_entropy" then
       divide(i, 0, true)
@@ -65,6 +86,7 @@ function T.place(graph, p)
   if next(by) == nil then
     util.fail("dt.job: parallel: tensor = %d, but the model has no product to divide; tensor = 1 works", p.tensor)
   end
+  if p.sequence then divide_sequences(graph, nodes, by, p.tensor) end
 end
 
 return T

@@ -7,6 +7,8 @@ local cases = { -- script, ranks, words that make it short, what explain shows
   { "gradient_hook", 2, "--steps 3", "the script's hook" },
   { "ddp_from_scratch", 2, "--steps 2", "all_reduce replica" }, { "zero1_from_scratch", 2, "--steps 2", "reduce_scatter replica" },
   { "hsdp", 4, "--steps 2", "all_reduce replica" }, { "quantised_gather", 2, "--steps 2", "all_gather data u8" },
+  { "ulysses", 2, "--steps 2", "all_to_all context" }, { "moe", 2, "--steps 2", "all_to_all experts" },
+  { "clip_contrastive", 2, "--steps 2", "all_gather data" },
   { "gossip", 4, "--steps 2", "shift ring" }, { "ema", 2, "--steps 2", "all_reduce data" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
   { "two_optimizers", 2, "--steps 10", "all_reduce data" },

@@ -1,5 +1,6 @@
 -- luacheck: no max line length
--- Strategies written from the verbs alone, examples/strategies: each is at most so many lines, equals one process (or what its comment says
+-- Strategies written from the verbs alone, examples/strategies: each is at most so many lines, equals one process (or what its
+-- comment says
 -- instead), and sends the bytes that theory gives.
 require "dtrain" -- opens the searcher of what follows
 local core = require "dtrain.core"
@@ -23,7 +24,8 @@ local function explained(name, ranks, words)
 end
 
 local micros -- of the last job that was explained
--- Of each "axis op dtype": how often in a step, bytes of the inputs, and what rank 0 sends; what is smaller than 64 bytes (losses, norms) is left out.
+-- Of each "axis op dtype": how often in a step, bytes of the inputs, and what rank 0 sends; what is smaller than 64 bytes (losses,
+-- norms) is left out.
 local function sums(name, ranks, words)
   local e, out = explained(name, ranks, words), {}
   micros = e.microbatches
@@ -85,6 +87,27 @@ local examples = {
     local u8, scales, buckets = s["data all_gather u8"], s["data all_gather f32"], s["data reduce_scatter f32"].times / micros
     near(gpt / 4 / n, u8.bytes / u8.times * buckets, "bytes of a share")
     near(u8.bytes * 4 / 256, scales.bytes, "scales")
+  end },
+  { "ulysses", 15, { 2, 4, 8 }, function(s, n) -- two layers: three into attention and one out, there and back
+    local a = s["context all_to_all f32"]
+    assert.are.equal(2 * 4 * 2, a.times)
+    assert.are.equal(a.times * 8 * 32 // n * 64 * 4, a.bytes) -- each a part of [batch, time, width]
+    assert.is_nil(s["context all_gather f32"])
+    local function activations(words)
+      return tonumber((ok("plan " .. script "ulysses" .. words):match "activations%s+([%d,]+)":gsub(",", "")))
+    end
+    local whole, part = activations " --ranks 1", activations(" --ranks " .. n)
+    assert.is_true(part < 1.15 * whole / n, ("%d of %d"):format(part, whole))
+  end },
+  { "moe", 30, { 2, 4, 8 }, function(s, n) -- there and back, forward and backward, of [8 experts, 8 samples x 5 seats, 32]
+    local a = s["experts all_to_all f32"]
+    assert.are.equal(4, a.times)
+    assert.are.equal(4 * 8 * 8 * 5 // n * 32 * 4, a.bytes)
+    assert.is_nil(s["experts all_gather f32"])
+  end },
+  { "clip_contrastive", 25, { 2, 4, 8 }, function(s, n) -- features of images and texts
+    assert.are.equal(2 * 32 // n * 16 * 4, s["data all_gather f32"].bytes)
+    assert.are.equal(2 * 32 * 16 * 4, s["data reduce_scatter f32"].bytes)
   end },
   { "gossip", 25, {}, function(s)
     only(s, "ring shift f32")
