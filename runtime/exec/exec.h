@@ -54,9 +54,10 @@ typedef struct lane {
   int64_t room; /* bytes of a buffer */
   int depth;
   void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
-  int64_t *head;     /* [depth] on one host the message says where in the sender's window the values are; between stages of one rank the
+  int64_t *
+      head; /* [depth] on one host the message says where in the sender's window the values are; between stages of one rank the
                       * microbatch whose value waits here, -1: the place is free */
-  char *byte;        /* [depth] what the word consists of */
+  char *byte; /* [depth] what the word consists of */
   int64_t count;
 } lane;
 typedef struct pipe { /* of a rank on the axis of stages */

@@ -286,9 +286,9 @@ typedef struct dt_graph {
   dt_recompute recompute;
   int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
-  int chunks; /* stages on this rank; 0: no pipeline */
+  int chunks;    /* stages on this rank; 0: no pipeline */
   dt_stages map; /* of all stages */
-  bool split; /* weight gradients (DT_WGT) run apart from input gradients */
+  bool split;    /* weight gradients (DT_WGT) run apart from input gradients */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
   const char *cut_text; /* how the whole graph was cut, for the ranks to compare */

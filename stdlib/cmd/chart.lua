@@ -45,7 +45,9 @@ function M.data(p, micro)
   return { stages = p.pipeline, chunks = p.chunks, schedule = name, microbatches = micro,
     ticks = (s:time(1, 1, w)), bubble = share,
     in_flight = s:in_flight(), actions = util.map(s:starts(1, 1, w), function(actions)
-      return util.array(util.map(actions, function(a) return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4], with = a.with } end))
+      return util.array(util.map(actions, function(a)
+        return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4], with = a.with }
+      end))
     end) }
 end
 

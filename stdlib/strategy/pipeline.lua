@@ -9,8 +9,8 @@ local P = { name = "pipeline", options = { { "pipeline", "count", 1 }, { "schedu
   { "chunks", "count" }, { "stages", "string|table", "auto" } } }
 
 --- parallel = { pipeline = ranks, schedule = "gpipe" | "1f1b" | "interleaved" | "zb_h1" | function(rank, ranks,
---- microbatches, chunks) -> actions | { order = such a function, place = function(stage, ranks, chunks) -> rank }, chunks = stages a rank, stages = "auto" | { blocks of each stage } | { names at which stages 1, 2, ...
---- begin, as Lua patterns } }
+--- microbatches, chunks) -> actions | { order = such a function, place = function(stage, ranks, chunks) -> rank },
+--- chunks = stages a rank, stages = "auto" | { blocks of each stage } | { names at which stages 1, 2, ... begin, as Lua patterns } }
 function P.check(p)
   if type(p.schedule) == "string" and not schedules[p.schedule] then
     util.fail("dt.job: parallel: there is no schedule %q; %s", p.schedule, util.suggest(p.schedule, util.keys(schedules)))
