@@ -149,6 +149,7 @@ void dtl_open_graph(lua_State *L);
 void dtl_open_plan(lua_State *L);
 void dtl_open_schedule(lua_State *L);
 void dtl_open_exec(lua_State *L);
+void dtl_open_ckpt(lua_State *L);
 void dtl_open_data(lua_State *L);
 void dtl_open_loader(lua_State *L);
 void dtl_open_comm(lua_State *L);

@@ -175,6 +175,7 @@ DT_API int luaopen_dtrain_core(lua_State *L) {
   dtl_open_plan(L);
   dtl_open_schedule(L);
   dtl_open_exec(L);
+  dtl_open_ckpt(L);
   dtl_open_data(L);
   dtl_open_loader(L);
   dtl_open_comm(L);

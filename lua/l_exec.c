@@ -299,8 +299,6 @@ static int x_call(lua_State *L) {
 }
 
 /* ---- tensors by name ---- */
-bool dtl_is_constant(const char *name) { return !strncmp(name, "buffer:const:", 13); }
-
 /* x:get(name) -> a copy; also "grad:parameter", nil for one that gets none. x:names() -> parameters, "buffer:name", "state:parameter:name"; constants of the trace are no state and left out */
 static int x_names(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:names");
@@ -308,7 +306,7 @@ static int x_names(lua_State *L) {
   int n = dt_exec_names(b->x, &names), k = 0;
   lua_createtable(L, n, 0);
   for (int i = 0; i < n; i++) {
-    if (dtl_is_constant(names[i])) continue;
+    if (dt_names_constant(names[i])) continue;
     lua_pushstring(L, names[i]);
     lua_rawseti(L, -2, ++k);
   }
@@ -433,6 +431,7 @@ void dtl_open_exec(lua_State *L) {
                                     {"pipe_times", x_pipe_times},
                                     {"save", dtl_exec_save},
                                     {"load", dtl_exec_load},
+                                    {"alike", dtl_exec_alike},
                                     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_EXEC);

@@ -11,8 +11,8 @@ typedef struct dtl_exec {
 } dtl_exec;
 dtl_exec *dtl_check_exec(lua_State *L, const char *fn); /* at stack index 1 */
 dtl_exec *dtl_ready_exec(lua_State *L, const char *fn);
-bool dtl_is_constant(const char *name);
 
 int dtl_exec_save(lua_State *L); /* l_ckpt.c */
 int dtl_exec_load(lua_State *L);
+int dtl_exec_alike(lua_State *L);
 #endif

@@ -169,10 +169,10 @@ function M.new(job)
 end
 
 -- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
-local function newest(self, folder)
+local function newest(folder)
   for _, dir in ipairs { folder, folder .. "/checkpoints" } do
-    local meta = core.exists(dir) == "directory" and self.exec:load { dir = dir }
-    if meta then return meta end
+    local saved = core.exists(dir) == "directory" and core.checkpoint { dir = dir }
+    if saved then return saved end
   end
 end
 
@@ -186,16 +186,19 @@ function Engine:resume(what, ...)
   if self.pieces then util.fail("engine:resume between the microbatches of a step; call it after the last one's engine:step()") end
   if what == nil then return self.step_number end
   util.check("engine:resume", what, "string")
-  local meta
+  local saved
   if what == "auto" then
     if not self.checkpoint then
       util.fail_at(self.job.where, "--resume auto: no checkpoint folder is named; add checkpoint = { dir = ... } or --out")
     end
-    meta = self.exec:load { dir = self.checkpoint.dir }
-    if not meta then return self.step_number end
+    saved = core.checkpoint { dir = self.checkpoint.dir }
+    if not saved then return self.step_number end
   else
-    meta = not core.exists(what .. "/manifest.json") and newest(self, what) or self.exec:load { path = what }
+    saved = not core.exists(what .. "/manifest.json") and newest(what) or core.checkpoint { path = what }
   end
+  local meta = saved:meta()
+  self.exec:load(saved)
+  saved:close()
   self.settled = nil
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
   if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end

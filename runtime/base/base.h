@@ -95,6 +95,7 @@ typedef struct dt_str {
   size_t n, cap;
 } dt_str;
 void dt_str_add(dt_str *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void dt_str_put(dt_str *s, const char *p, size_t n); /* any bytes */
 void dt_str_free(dt_str *s);
 
 /* ---- hashing (xxHash, XXH3 64 bits) ---- */

@@ -2,7 +2,6 @@
  *
  * Invariant: a name that readers know holds a whole file at every instant: bytes go to a temporary beside it, reach the
  * disk, and only then get the name. Called by data/ and store/; never prints. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -30,7 +29,7 @@ static const char *advice(int err) {
   }
 }
 
-static dt_status io_fail(dt_err *e, const char *path, const char *what, int err) {
+dt_status dt_io_fail(dt_err *e, const char *path, const char *what, int err) {
   return dt_fail(e, err == ENOMEM ? DT_ENOMEM : DT_EIO, NULL, "%s: cannot %s: %s; %s", path, what, strerror(err),
                  advice(err));
 }
@@ -115,13 +114,13 @@ dt_status dt_map_lost(dt_err *e) {
 /* ---- reading ---- */
 dt_status dt_map_open(dt_map *m, const char *path, dt_err *e) {
   *m = (dt_map){0};
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return io_fail(e, path, "open the file", errno);
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is refused below, not waited for */
+  if (fd < 0) return dt_io_fail(e, path, "open the file", errno);
   struct stat s;
   if (fstat(fd, &s)) {
     int err = errno;
     close(fd);
-    return io_fail(e, path, "read the file", err);
+    return dt_io_fail(e, path, "read the file", err);
   }
   if (!S_ISREG(s.st_mode)) {
     close(fd);
@@ -134,7 +133,7 @@ dt_status dt_map_open(dt_map *m, const char *path, dt_err *e) {
     if (p == MAP_FAILED) {
       int err = errno;
       close(fd);
-      return io_fail(e, path, "map the file", err);
+      return dt_io_fail(e, path, "map the file", err);
     }
   }
   *m = (dt_map){.p = p, .n = (size_t)s.st_size, .path = dt_xstrdup(path), .kind = DT_MAP_FILE, .fd = fd};
@@ -175,7 +174,7 @@ dt_status dt_dir_make(const char *path, dt_err *e) {
     s[i] = 0;
     struct stat info;
     if (mkdir(s, 0777) && (errno != EEXIST || stat(s, &info) || !S_ISDIR(info.st_mode)))
-      st = io_fail(e, s, "make the folder", errno == EEXIST ? ENOTDIR : errno);
+      st = dt_io_fail(e, s, "make the folder", errno == EEXIST ? ENOTDIR : errno);
     s[i] = c;
   }
   free(s);
@@ -184,29 +183,11 @@ dt_status dt_dir_make(const char *path, dt_err *e) {
 
 dt_status dt_dir_sync(const char *path, dt_err *e) {
   int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return io_fail(e, path, "open the folder", errno);
+  if (fd < 0) return dt_io_fail(e, path, "open the folder", errno);
   /* some file systems cannot flush a folder; they say EINVAL and order renames themselves */
   int err = fsync(fd) && errno != EINVAL ? errno : 0;
   close(fd);
-  return err ? io_fail(e, path, "flush the folder to the disk", err) : DT_OK;
-}
-
-dt_status dt_dir_remove(const char *path, dt_err *e) {
-  DIR *d = opendir(path);
-  if (!d) return errno == ENOENT ? DT_OK : io_fail(e, path, "open the folder", errno);
-  dt_status st = DT_OK;
-  for (struct dirent *f; !st && (f = readdir(d));) {
-    if (!strcmp(f->d_name, ".") || !strcmp(f->d_name, "..")) continue;
-    if (unlinkat(dirfd(d), f->d_name, 0) && errno != ENOENT) {
-      dt_str s = {0};
-      dt_str_add(&s, "%s/%s", path, f->d_name);
-      st = io_fail(e, s.p, "remove the file", errno);
-      dt_str_free(&s);
-    }
-  }
-  closedir(d);
-  if (!st && rmdir(path) && errno != ENOENT) st = io_fail(e, path, "remove the folder", errno);
-  return st;
+  return err ? dt_io_fail(e, path, "flush the folder to the disk", err) : DT_OK;
 }
 
 /* ---- writing ---- */
@@ -217,7 +198,7 @@ dt_status dt_out_open(dt_out *o, const char *path, dt_err *e) {
   /* no O_EXCL: what an interrupted run left under this name is worthless */
   int fd = open(tmp.p, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) {
-    dt_status st = io_fail(e, path, "write the file", errno);
+    dt_status st = dt_io_fail(e, path, "write the file", errno);
     dt_str_free(&tmp);
     return st;
   }
@@ -226,7 +207,7 @@ dt_status dt_out_open(dt_out *o, const char *path, dt_err *e) {
   *o = (dt_out){fd, dt_xstrdup(path), tmp.p, 0, h};
   if (!h) {
     dt_out_abort(o);
-    return io_fail(e, path, "write the file", ENOMEM);
+    return dt_io_fail(e, path, "write the file", ENOMEM);
   }
   return DT_OK;
 }
@@ -238,7 +219,7 @@ dt_status dt_out_write(dt_out *o, const void *p, size_t n, dt_err *e) {
     size_t part = n < (size_t)1 << 30 ? n : (size_t)1 << 30;
     ssize_t k = write(o->fd, c, part);
     if (k < 0 && errno == EINTR) continue;
-    if (k < 0) return io_fail(e, o->path, "write the file", errno);
+    if (k < 0) return dt_io_fail(e, o->path, "write the file", errno);
     c += k, n -= (size_t)k, o->size += k;
   }
   return DT_OK;
@@ -248,11 +229,11 @@ uint64_t dt_out_hash(const dt_out *o) { return XXH64_digest(o->hash); }
 
 dt_status dt_out_commit(dt_out *o, dt_err *e) {
   dt_status st = DT_OK;
-  if (fsync(o->fd)) st = io_fail(e, o->path, "flush the file to the disk", errno);
+  if (fsync(o->fd)) st = dt_io_fail(e, o->path, "flush the file to the disk", errno);
   int fd = o->fd;
   o->fd = -1;
-  if (close(fd) && !st) st = io_fail(e, o->path, "write the file", errno);
-  if (!st && rename(o->tmp, o->path)) st = io_fail(e, o->path, "put the finished file in place", errno);
+  if (close(fd) && !st) st = dt_io_fail(e, o->path, "write the file", errno);
+  if (!st && rename(o->tmp, o->path)) st = dt_io_fail(e, o->path, "put the finished file in place", errno);
   if (!st) {
     char *dir = parent_of(o->path);
     st = dt_dir_sync(dir, e);
@@ -271,6 +252,19 @@ void dt_out_abort(dt_out *o) {
     free(o->tmp);
   }
   *o = (dt_out){.fd = -1};
+}
+
+void *dt_hash_begin(void) {
+  XXH64_state_t *h = XXH64_createState();
+  if (!h) abort(); /* as dt_xalloc */
+  XXH64_reset(h, 0);
+  return h;
+}
+void dt_hash_add(void *h, const void *p, size_t n) { XXH64_update(h, p, n); }
+uint64_t dt_hash_end(void *h) {
+  uint64_t v = XXH64_digest(h);
+  XXH64_freeState(h);
+  return v;
 }
 
 uint64_t dt_file_hash(const void *p, size_t n) { return XXH64(n ? p : "", n, 0); }

@@ -5,6 +5,9 @@
 #define DT_FILE_H
 #include "base.h"
 
+/* The error about a file: its path, that we cannot `what`, why, and what to do about it. */
+dt_status dt_io_fail(dt_err *e, const char *path, const char *what, int err);
+
 /* ---- a file to read: mapped (no byte is touched before it is used), or bytes held in memory ---- */
 typedef struct dt_map {
   const unsigned char *p; /* NULL for an empty file */
@@ -39,10 +42,12 @@ void dt_out_abort(dt_out *o); /* also of a zeroed or committed one */
 
 /* XXH64 (seed 0) of n bytes: what manifests hold, and what `xxhsum -H64` prints. */
 uint64_t dt_file_hash(const void *p, size_t n);
+/* The same in parts. dt_hash_end releases it. */
+void *dt_hash_begin(void);
+void dt_hash_add(void *h, const void *p, size_t n);
+uint64_t dt_hash_end(void *h);
 
 /* ---- folders ---- */
 dt_status dt_dir_make(const char *path, dt_err *e); /* with its parents; fine when it is there */
 dt_status dt_dir_sync(const char *path, dt_err *e); /* names created or renamed in it reach the disk */
-/* Removes a folder and the plain files in it (folders inside are an error). Fine when it is not there. */
-dt_status dt_dir_remove(const char *path, dt_err *e);
 #endif

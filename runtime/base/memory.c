@@ -101,6 +101,13 @@ void dt_str_add(dt_str *s, const char *fmt, ...) {
   if (n > 0) s->n += (size_t)n;
 }
 
+void dt_str_put(dt_str *s, const char *p, size_t n) {
+  if (s->n + n + 1 > s->cap) s->p = dt_xrealloc(s->p, s->cap = 2 * (s->n + n + 1));
+  if (n) memcpy(s->p + s->n, p, n);
+  s->n += n;
+  s->p[s->n] = 0;
+}
+
 void dt_str_free(dt_str *s) {
   free(s->p);
   *s = (dt_str){0};

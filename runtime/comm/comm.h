@@ -58,6 +58,15 @@ bool dt_comm_plugin(char *path, size_t n, dt_str *tried);
 void dt_comm_patience(const char *what);
 bool dt_comm_launched(void); /* an MPI launcher started this process */
 
+/* ---- told.c: agreeing on how it went ---- */
+/* Collective. The status and error of the lowest rank that has one become everybody's; DT_OK when all are well. */
+dt_status dt_comm_told(dt_comm *c, dt_status st, dt_err *e);
+/* Collective. The root's text becomes everybody's. */
+dt_status dt_comm_text(dt_comm *c, dt_str *s, int root, dt_err *e);
+/* One message, over before it returns. */
+dt_status dt_comm_send(dt_comm *c, const void *buf, int64_t bytes, int to, dt_err *e);
+dt_status dt_comm_receive(dt_comm *c, void *buf, int64_t bytes, int from, dt_err *e);
+
 /* ---- jobs: a call of a communicator as data, so that a stream can make it beside the computation ---- */
 typedef struct dt_commjob {
   enum {

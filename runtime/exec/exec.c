@@ -46,7 +46,7 @@ static dt_status meet(dt_exec *x, dt_err *e) {
     if (a == stages && g->chunks) x->tells &= at == g->map.rank[g->map.stages - 1];
     else if (!(samples >> a & 1)) x->tells &= at == 0;
   }
-  if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), e));
+  if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), dt_agree_script, e));
   dt_comm *c;
   for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));
   x->replicas = NULL;
@@ -87,8 +87,8 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
     dt_status st = meet(x, e);
     dt_plan_collectives(x->b[0].plan, &lines);
     dt_plan_text(x->b[0].plan, &text);
-    if (!st && x->replicas) st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, e);
-    if (!st && x->replicas) st = dt_agree(x->replicas, "plans", text.p, text.n, e);
+    if (!st && x->replicas) st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, dt_agree_script, e);
+    if (!st && x->replicas) st = dt_agree(x->replicas, "plans", text.p, text.n, dt_agree_script, e);
     dt_str_free(&lines);
     dt_str_free(&text);
     DT_TRY(st);

@@ -129,6 +129,9 @@ void dt_exec_copy_states(dt_exec *x); /* states that begin as their parameter, o
 void dt_exec_list(dt_exec *x);
 int dt_exec_gradient(const dt_exec *x, const char *param);      /* number of a parameter's gradient, -1: it has none */
 dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first values are rank 0's */
+/* What this rank keeps of one, as contiguous memory of the host between the two. */
+dt_status dt_exec_open(dt_exec *x, int number, void **p, dt_err *e);
+void dt_exec_shut(dt_exec *x, int number, void *p, bool wrote);
 dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);

@@ -4,6 +4,7 @@
 #ifndef DT_EXECUTOR_H
 #define DT_EXECUTOR_H
 #include "../data/data.h"
+#include "../store/ckpt.h"
 
 typedef struct dt_ctx dt_ctx;   /* the process: ctx.h */
 typedef struct dt_exec dt_exec; /* exec.h */
@@ -94,6 +95,11 @@ dt_status dt_exec_read(dt_exec *x, int number, void *out, dt_err *e);
 dt_status dt_exec_write(dt_exec *x, int number, const void *in, dt_err *e); /* this rank takes what it keeps of it */
 /* x's tensor gets the value of another executor's, of the same type. Where either holds parts, all ranks call it together. */
 dt_status dt_exec_take(dt_exec *x, int number, dt_exec *from, int other, dt_err *e);
+/* All that a checkpoint keeps of it; k->item is the caller's to free. */
+void dt_exec_items(dt_exec *x, dt_items *k);
+/* Collective. Whether replicas of the parameters and buffers still have the same bits on every axis of the mesh; a difference is an error that names
+ * the first tensor and two ranks. Does nothing where replicas may differ (local steps, independent). */
+dt_status dt_exec_alike(dt_exec *x, dt_err *e);
 dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when unknown, or in parts */
 
 /* ---- operations on concrete tensors: each is a graph of one op, run by the same executor as a step (single.c) ---- */

@@ -4,6 +4,7 @@
  * Called by the bindings between steps, never inside one. */
 #include <stdlib.h>
 
+#include "../plan/agree.h"
 #include "exec.h"
 
 /* In a pipeline the list is that of all stages, the same on every rank, and what this rank has takes its place there. */
@@ -239,6 +240,55 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e) {
   if (!st) st = dt_exec_write(x, number, whole, e);
   free(whole);
   return st;
+}
+
+static dt_status keep_open(void *x, int number, void **p, dt_err *e) { return dt_exec_open(x, number, p, e); }
+static void keep_shut(void *x, int number, void *p, bool wrote) { dt_exec_shut(x, number, p, wrote); }
+
+void dt_exec_items(dt_exec *x, dt_items *k) {
+  int n = x->names.list.n;
+  *k = (dt_items){.comm = x->ctx->comm, .mesh = &x->b[0].plan->g->mesh, .ctx = x, .open = keep_open, .shut = keep_shut};
+  k->item = dt_xalloc(sizeof *k->item * (size_t)(n + 1));
+  for (int i = 0; i < n; i++) {
+    dt_item *t = &k->item[k->n];
+    *t = (dt_item){.here = !x->kept[i].away, .at = x->kept[i].at, .number = i};
+    t->name = dt_names_stored(x->names.list.p[i], &t->optim);
+    k->n += t->name != NULL;
+  }
+}
+
+dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
+  const dt_plan *plan = x->b[0].plan;
+  const dt_mesh *m = &plan->g->mesh;
+  if (plan->spec.replicas != DT_REPLICAS_EQUAL) return DT_OK;
+  for (int a = 0; a < m->naxes; a++) {
+    if (m->role[a] == DT_AXIS_STAGES || m->size[a] == 1) continue;
+    dt_str text = {0};
+    dt_status st = DT_OK;
+    for (int i = 0; i < x->names.list.n && !st; i++) {
+      const dt_kept *k = &x->kept[i];
+      const char *name = x->names.list.p[i];
+      bool parts = k->at.share >> a & 1;
+      for (int s = 0; s < k->at.nslicing; s++) parts |= k->at.slicing[s].axis == a;
+      if (k->away || parts || !strncmp(name, "state:", 6) || dt_names_constant(name)) continue;
+      void *p;
+      st = dt_exec_open(x, i, &p, e);
+      if (st) break;
+      dt_str_add(&text, "%s %016llx\n", name, (unsigned long long)dt_hash(p, (size_t)dt_nbytes(&k->v.t), 0));
+      dt_exec_shut(x, i, p, false);
+    }
+    dt_comm *c;
+    if (!st) st = dt_ctx_comm(x->ctx, m, (dt_group){.axes = 1 << a}, &c, e);
+    if (!st)
+      st = dt_agree(
+          c, "replicas of a parameter", text.p ? text.p : "", text.n,
+          "they were equal when training began, and each step should keep them so: look for memory errors on these "
+          "hosts, and compare with `dtrain check`",
+          e);
+    dt_str_free(&text);
+    DT_TRY(st);
+  }
+  return DT_OK;
 }
 
 /* Engines that share parameters. Where both keep a tensor whole it is one copy; where either keeps parts, the parts may differ, so it goes

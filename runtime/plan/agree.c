@@ -11,7 +11,10 @@ static void line_at(const char *s, size_t n, int line, char *out, size_t cap) {
   snprintf(out, cap, "%.*s", (int)(j - i < cap - 1 ? j - i : cap - 1), s + i);
 }
 
-dt_status dt_agree(dt_comm *c, const char *what, const char *text, size_t n, dt_err *e) {
+const char dt_agree_script[] =
+    "the script must not depend on the rank (or on the order of pairs()), and all hosts need the same files";
+
+dt_status dt_agree(dt_comm *c, const char *what, const char *text, size_t n, const char *advice, dt_err *e) {
   if (c->size == 1) return DT_OK;
   uint64_t h = dt_hash(text, n, 1);
   /* hashes as four 16-bit numbers: minimum and maximum agree exactly when all are equal */
@@ -44,8 +47,6 @@ dt_status dt_agree(dt_comm *c, const char *what, const char *text, size_t n, dt_
   if (!st) st = c->vt->broadcast(c, mine, sizeof mine, (int)who, e);
   free(root);
   if (st) return st;
-  return dt_fail(e, DT_ECOMM, NULL,
-                 "the ranks' %s differ at line %d: rank 0 has \"%s\", rank %d has \"%s\"; the script must not depend "
-                 "on the rank (or on the order of pairs())",
-                 what, (int)f, theirs, (int)who, mine);
+  return dt_fail(e, DT_ECOMM, NULL, "the ranks' %s differ at line %d: rank 0 has \"%s\", rank %d has \"%s\"; %s", what,
+                 (int)f, theirs, (int)who, mine, advice);
 }

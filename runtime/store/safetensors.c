@@ -4,6 +4,7 @@
  * trusts nothing: every size is checked against the file before a view is made, and data bytes are never touched.
  * Called by checkpoints and by the bindings of load and save. */
 #include <jansson.h>
+#include <stddef.h>
 #include "safetensors.h"
 
 #define HEADER_MAX ((uint64_t)100 << 20)
@@ -54,44 +55,54 @@ static dt_status check_names(const char *path, const dt_named *list, int n, dt_e
   return st;
 }
 
-dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_written *done,
-                      dt_err *e) {
+dt_status dt_st_header(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_str *h,
+                       int64_t *where, int64_t *total, dt_err *e) {
   DT_TRY(check_names(path, list, n, e));
-  dt_str h = {0};
-  dt_out o;
-  dt_status st;
   int64_t at = 0;
   const char *comma = "";
-  dt_str_add(&h, "{");
+  dt_str_put(h, "\0\0\0\0\0\0\0\0", 8); /* the length, filled in last */
+  dt_str_add(h, "{");
   if (nmeta) {
-    dt_str_add(&h, "\"__metadata__\":{");
+    dt_str_add(h, "\"__metadata__\":{");
     for (int i = 0; i < nmeta; i++) {
-      if (i) dt_str_add(&h, ",");
-      put_json_string(&h, meta[i].key);
-      dt_str_add(&h, ":");
-      put_json_string(&h, meta[i].value);
+      if (i) dt_str_add(h, ",");
+      put_json_string(h, meta[i].key);
+      dt_str_add(h, ":");
+      put_json_string(h, meta[i].value);
     }
-    dt_str_add(&h, "}");
+    dt_str_add(h, "}");
     comma = ",";
   }
   for (size_t size = 8; size; size /= 2) /* by element size, so that no tensor lies unaligned */
     for (int i = 0; i < n; i++) {
       const dt_type *t = &list[i].v.t;
       if (dt_dtype_size(t->dtype) != size) continue;
-      dt_str_add(&h, "%s", comma);
+      dt_str_add(h, "%s", comma);
       comma = ",";
-      put_json_string(&h, list[i].name);
-      dt_str_add(&h, ":{\"dtype\":\"%s\",\"shape\":[", st_names[t->dtype]);
-      for (int d = 0; d < t->nd; d++) dt_str_add(&h, d ? ",%lld" : "%lld", (long long)t->dim[d]);
-      dt_str_add(&h, "],\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + dt_nbytes(t)));
+      put_json_string(h, list[i].name);
+      dt_str_add(h, ":{\"dtype\":\"%s\",\"shape\":[", st_names[t->dtype]);
+      for (int d = 0; d < t->nd; d++) dt_str_add(h, d ? ",%lld" : "%lld", (long long)t->dim[d]);
+      dt_str_add(h, "],\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + dt_nbytes(t)));
+      where[i] = at;
       at += dt_nbytes(t);
     }
-  dt_str_add(&h, "}");
-  while ((8 + h.n) % 64) dt_str_add(&h, " ");
-  unsigned char len[8];
-  for (int i = 0; i < 8; i++) len[i] = (unsigned char)((uint64_t)h.n >> (8 * i));
+  dt_str_add(h, "}");
+  while (h->n % 64) dt_str_add(h, " ");
+  for (int i = 0; i < 8; i++) h->p[i] = (char)(unsigned char)((uint64_t)(h->n - 8) >> (8 * i));
+  for (int i = 0; i < n; i++) where[i] += (int64_t)h->n;
+  *total = (int64_t)h->n + at;
+  return DT_OK;
+}
+
+dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_written *done,
+                      dt_err *e) {
+  dt_str h = {0};
+  dt_out o;
+  int64_t total, *where = dt_xalloc(sizeof *where * (size_t)(n + 1));
+  dt_status st = dt_st_header(path, list, n, meta, nmeta, &h, where, &total, e);
+  free(where);
+  DT_GO(st, done);
   DT_GO(dt_out_open(&o, path, e), done);
-  DT_GO(dt_out_write(&o, len, sizeof len, e), abandon);
   DT_GO(dt_out_write(&o, h.p, h.n, e), abandon);
   for (size_t size = 8; size; size /= 2)
     for (int i = 0; i < n; i++)
@@ -213,6 +224,7 @@ static dt_status place(dt_st *s, entry *x, const unsigned char *data, uint64_t s
       v->p = memcpy(copy, v->p, (size_t)(x[i].b - x[i].a));
     }
     s->item[i] = x[i].item;
+    s->where[i] = data + x[i].a - s->map.p;
     at = x[i].b;
   }
   if (at != size)
@@ -260,6 +272,7 @@ static dt_status parse(dt_st *s, dt_err *e) {
   }
   if (!st) {
     s->item = dt_arena_alloc(&s->mem, (size_t)s->n * sizeof *s->item);
+    s->where = dt_arena_alloc(&s->mem, (size_t)s->n * sizeof *s->where);
     st = place(s, x, p + 8 + len, s->map.n - 8 - len, e);
   }
   free(x);
@@ -301,4 +314,9 @@ const dt_view *dt_st_find(const dt_st *s, const char *name) {
     else hi = mid;
   }
   return NULL;
+}
+
+int64_t dt_st_where(const dt_st *s, const char *name) {
+  const dt_view *v = dt_st_find(s, name);
+  return v ? s->where[(const dt_named *)((const char *)v - offsetof(dt_named, v)) - s->item] : -1;
 }

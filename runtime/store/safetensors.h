@@ -19,6 +19,10 @@ typedef struct dt_written {
   uint64_t hash; /* XXH64 of the file */
 } dt_written;
 
+/* The bytes before the data of a file that holds these types (memory is not looked at): appended to h, which is empty. where[i]: the byte of the file
+ * at which tensor i begins; total: the file's size. path is for messages. */
+dt_status dt_st_header(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_str *h,
+                       int64_t *where, int64_t *total, dt_err *e);
 /* Writes the tensors (any strides) straight from their memory; nothing or the whole file appears at `path`. The file
  * holds them by falling element size, otherwise in the given order, so that each is aligned. Names must differ.
  * meta: nmeta pairs for "__metadata__". done may be NULL. */
@@ -31,6 +35,7 @@ typedef struct dt_st {
   dt_arena mem;
   int n, nmeta;
   dt_named *item;
+  int64_t *where; /* byte of the file at which each begins */
   dt_pair *meta;
   int *by_name; /* item numbers, names ascending */
 } dt_st;
@@ -42,4 +47,5 @@ dt_status dt_st_open(dt_st *s, const char *path, dt_err *e);
 dt_status dt_st_parse(dt_st *s, const void *p, size_t n, const char *name, dt_err *e);
 void dt_st_close(dt_st *s);                                  /* also of a zeroed one */
 const dt_view *dt_st_find(const dt_st *s, const char *name); /* NULL when absent */
+int64_t dt_st_where(const dt_st *s, const char *name);       /* byte of the file at which it begins, -1 when absent */
 #endif

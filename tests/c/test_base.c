@@ -110,7 +110,7 @@ T_TEST ("files: whole or not at all") {
           strstr(e.text, "; check"));
   T_CHECK(dt_dir_make(path, &e) == DT_EIO); /* a file has the name */
   snprintf(sub, sizeof sub, "%s/a/b", dir);
-  T_CHECK(dt_dir_remove(sub, &e) == DT_OK && dt_dir_remove(sub, &e) == DT_OK);
+  T_CHECK(unlink(path) == 0 && rmdir(sub) == 0);
   if (access("/dev/full", W_OK) == 0) {           /* a full disk */
     T_CHECK(dt_out_open(&o, path, &e) == DT_EIO); /* its folder is gone */
     snprintf(sub, sizeof sub, "%s/full", dir);

@@ -45,6 +45,32 @@ static int entries(const char *dir) { /* names in a folder */
   return n;
 }
 
+/* ---- a run of one rank: the tensors of both lists ---- */
+static dt_comm *self;
+static dt_named held[2];
+static dt_status open_held(void *ctx, int i, void **p, dt_err *err) {
+  (void)ctx, (void)err;
+  *p = held[i].v.p;
+  return DT_OK;
+}
+static void shut_held(void *ctx, int i, void *p, bool wrote) { (void)ctx, (void)i, (void)p, (void)wrote; }
+static const dt_mesh alone = {.naxes = 0};
+static dt_items keep_of(dt_item item[2]) {
+  for (int i = 0; i < 2; i++)
+    item[i] = (dt_item){
+        .name = held[i].name, .optim = i, .here = true, .number = i, .at = {.whole = held[i].v.t, .stages = -1}};
+  return (dt_items){.comm = self, .mesh = &alone, .n = 2, .item = item, .open = open_held, .shut = shut_held};
+}
+static dt_status put(const char *dir, const dt_ckpt_meta *meta, int keep) {
+  dt_item item[2];
+  dt_items k = keep_of(item);
+  dt_pair pair[2] = {{"batch", "32"}, {"seed", "1"}};
+  dt_manifest m = {.meta = *meta, .npair = 2, .pair = pair};
+  dt_status st = dt_ckpt_write(&k, dir, &m, keep, &e);
+  dt_manifest_free(&m);
+  return st;
+}
+
 #define T1(name, off) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" off "}"
 
 T_BEGIN
@@ -176,7 +202,8 @@ T_TEST ("safetensors: a file whose data lies unaligned is copied") {
 float p[1000], q[300];
 for (int i = 0; i < 1000; i++) p[i] = (float)i;
 dt_type tp = dt_type_make(DT_F32, 2, (int64_t[]){10, 100}), tq = dt_type_make(DT_F32, 1, (int64_t[]){300});
-dt_named model[1] = {{"w", dt_view_make(p, &tp)}}, optim[1] = {{"m:w", dt_view_make(q, &tq)}};
+held[0] = (dt_named){"w", dt_view_make(p, &tp)}, held[1] = (dt_named){"m:w", dt_view_make(q, &tq)};
+T_CHECK(dt_comm_self(&self, &e) == DT_OK);
 dt_ckpt_meta meta = {.step = 500,
                      .data_step = 501,
                      .samples = 4008,
@@ -185,98 +212,97 @@ dt_ckpt_meta meta = {.step = 500,
                      .scale_good = 7,
                      .scale_hysteresis = 2,
                      .schedule = 499,
-                     .layout = ~0ull,
-                     .script = 42,
-                     .version = "0.1.0"};
+                     .version = "0.1.0",
+                     .run = "17-red"};
 dt_ckpt c;
 dt_str skipped = {0};
 const char *dir = file("run/checkpoints");
 
 T_TEST ("checkpoint: there and back; none yet") {
-  T_CHECK(dt_ckpt_newest(&c, dir, &skipped, &e) == DT_OK && !c.path);
-  T_CHECK(dt_ckpt_write(dir, &meta, model, 1, optim, 1, 3, &e) == DT_OK);
-  T_CHECK(dt_ckpt_newest(&c, dir, &skipped, &e) == DT_OK && c.path && strstr(c.path, "/step-00000500") && !skipped.n);
-  T_CHECK(!memcmp(&c.meta, &meta, sizeof meta));
-  const dt_view *v = dt_st_find(&c.model, "w");
-  T_CHECK(v && dt_type_eq(&v->t, &tp) && !memcmp(v->p, p, sizeof p) && dt_st_find(&c.optim, "m:w"));
+  T_CHECK(dt_ckpt_newest(&c, self, dir, &skipped, &e) == DT_OK && !c.path);
+  T_CHECK(put(dir, &meta, 3) == DT_OK);
+  T_CHECK(dt_ckpt_newest(&c, self, dir, &skipped, &e) == DT_OK && c.path && strstr(c.path, "/step-00000500") &&
+          !skipped.n);
+  T_CHECK(!memcmp(&c.m.meta, &meta, sizeof meta));
+  const dt_view *v = dt_st_find(&c.file[0], "w");
+  T_CHECK(v && dt_type_eq(&v->t, &tp) && !memcmp(v->p, p, sizeof p) && dt_st_find(&c.file[1], "m:w"));
   dt_ckpt_close(&c);
   T_CHECK(entries(dir) == 1);
 }
 T_TEST ("checkpoint: keeps the newest, replaces one of the same step, clears leftovers") {
   for (int i = 1; i <= 4; i++) {
     meta.step = 500 + 100 * i;
-    T_CHECK(dt_ckpt_write(dir, &meta, model, 1, optim, 1, 3, &e) == DT_OK);
+    T_CHECK(put(dir, &meta, 3) == DT_OK);
   }
   T_CHECK(entries(dir) == 3); /* 700 800 900 */
   p[0] = -1;
   char left[200];
   snprintf(left, sizeof left, "%s/step-00000950.tmp", dir);
   T_CHECK(mkdir(left, 0777) == 0);
-  T_CHECK(dt_ckpt_write(dir, &meta, model, 1, optim, 1, 3, &e) == DT_OK && entries(dir) == 3);
-  T_CHECK(dt_ckpt_newest(&c, dir, &skipped, &e) == DT_OK && c.meta.step == 900);
-  T_CHECK(((float *)dt_st_find(&c.model, "w")->p)[0] == -1);
+  T_CHECK(put(dir, &meta, 3) == DT_OK && entries(dir) == 3);
+  T_CHECK(dt_ckpt_newest(&c, self, dir, &skipped, &e) == DT_OK && c.m.meta.step == 900);
+  T_CHECK(((float *)dt_st_find(&c.file[0], "w")->p)[0] == -1);
   dt_ckpt_close(&c);
   meta.step = 100; /* an earlier step, as after going back: stays beside the two newest */
-  T_CHECK(dt_ckpt_write(dir, &meta, model, 1, optim, 1, 3, &e) == DT_OK && entries(dir) == 3);
-  T_CHECK(dt_ckpt_open(&c, file("run/checkpoints/step-00000100"), &e) == DT_OK);
+  T_CHECK(put(dir, &meta, 3) == DT_OK && entries(dir) == 3);
+  T_CHECK(dt_ckpt_open(&c, self, file("run/checkpoints/step-00000100"), &e) == DT_OK);
   dt_ckpt_close(&c);
-  T_CHECK(dt_ckpt_open(&c, file("run/checkpoints/step-00000700"), &e) == DT_EIO); /* 100, 800, 900 are left */
+  T_CHECK(dt_ckpt_open(&c, self, file("run/checkpoints/step-00000700"), &e) == DT_EIO); /* 100, 800, 900 are left */
 }
 T_TEST ("checkpoint: torn ones are named and skipped") {
   const char *f = file("run/checkpoints/step-00000900/model.safetensors");
   struct stat s;
   T_CHECK(stat(f, &s) == 0 && truncate(f, s.st_size - 5) == 0);
-  T_CHECK(dt_ckpt_newest(&c, dir, &skipped, &e) == DT_OK && c.meta.step == 800);
+  T_CHECK(dt_ckpt_newest(&c, self, dir, &skipped, &e) == DT_OK && c.m.meta.step == 800);
   T_CHECK(skipped.p && strstr(skipped.p, "step-00000900/model.safetensors: has"));
   dt_ckpt_close(&c);
   f = file("run/checkpoints/step-00000800/optim.safetensors");
   int fd = open(f, O_RDWR);
   T_CHECK(pwrite(fd, "x", 1, 200) == 1); /* same size, one byte changed */
   close(fd);
-  T_CHECK(dt_ckpt_newest(&c, dir, &skipped, &e) == DT_OK && c.meta.step == 100 &&
+  T_CHECK(dt_ckpt_newest(&c, self, dir, &skipped, &e) == DT_OK && c.m.meta.step == 100 &&
           strstr(skipped.p, "bytes have changed"));
   dt_ckpt_close(&c);
   T_CHECK(unlink(file("run/checkpoints/step-00000100/manifest.json")) == 0);
-  T_CHECK(dt_ckpt_newest(&c, dir, &skipped, &e) == DT_EIO && says("none of its 3 checkpoints is whole"));
+  T_CHECK(dt_ckpt_newest(&c, self, dir, &skipped, &e) == DT_EIO && says("none of its 3 checkpoints is whole"));
   dt_str_free(&skipped);
 }
 T_TEST ("checkpoint: a newer format, a bad manifest") {
   const char *d2 = file("two");
   meta.step = 1;
-  T_CHECK(dt_ckpt_write(d2, &meta, model, 1, optim, 1, 0, &e) == DT_OK);
+  T_CHECK(put(d2, &meta, 0) == DT_OK);
   const char *f = file("two/step-00000001/manifest.json");
   FILE *m = fopen(f, "w");
-  fputs("{\"format\": 2, \"dtrain\": \"9.0\"}", m);
+  fputs("{\"format\": 3, \"dtrain\": \"9.0\"}", m);
   fclose(m);
-  T_CHECK(dt_ckpt_newest(&c, d2, &skipped, &e) == DT_EUSER && says("format 2 by dtrain 9.0"));
+  T_CHECK(dt_ckpt_newest(&c, self, d2, &skipped, &e) == DT_EUSER && says("format 3 by dtrain 9.0"));
   m = fopen(f, "w");
   fputs("{\"format\": 1, \"format\": 1}", m);
   fclose(m);
-  T_CHECK(dt_ckpt_newest(&c, d2, &skipped, &e) == DT_EIO && says("damaged"));
+  T_CHECK(dt_ckpt_newest(&c, self, d2, &skipped, &e) == DT_EIO && says("damaged"));
   dt_str_free(&skipped);
 }
 T_TEST ("checkpoint: a full disk and a read-only folder leave the previous one") {
   const char *d3 = file("three");
   meta.step = 1;
-  T_CHECK(dt_ckpt_write(d3, &meta, model, 1, optim, 1, 0, &e) == DT_OK);
+  T_CHECK(put(d3, &meta, 0) == DT_OK);
   meta.step = 2;
   struct rlimit old, small;
   getrlimit(RLIMIT_FSIZE, &old);
   small = old, small.rlim_cur = 3000; /* a file may not grow beyond: as a full disk */
   signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);
-  dt_status st = dt_ckpt_write(d3, &meta, model, 1, optim, 1, 1, &e);
+  dt_status st = put(d3, &meta, 1);
   setrlimit(RLIMIT_FSIZE, &old);
   T_CHECK(st == DT_EIO && says("step-00000002.tmp/model.safetensors: cannot write"));
   T_CHECK(entries(d3) == 1);
   if (geteuid()) {
     T_CHECK(chmod(d3, 0555) == 0);
-    T_CHECK(dt_ckpt_write(d3, &meta, model, 1, optim, 1, 1, &e) == DT_EIO && says("check its permissions"));
+    T_CHECK(put(d3, &meta, 1) == DT_EIO && says("check its permissions"));
     T_CHECK(chmod(d3, 0755) == 0);
   }
-  T_CHECK(dt_ckpt_write("/proc/none", &meta, model, 1, optim, 1, 1, &e) == DT_EIO &&
-          says("/proc/none: cannot make the folder"));
-  T_CHECK(entries(d3) == 1 && dt_ckpt_newest(&c, d3, NULL, &e) == DT_OK && c.meta.step == 1);
+  T_CHECK(put("/proc/none", &meta, 1) == DT_EIO && says("/proc/none: cannot make the folder"));
+  T_CHECK(entries(d3) == 1 && dt_ckpt_newest(&c, self, d3, NULL, &e) == DT_OK && c.m.meta.step == 1);
   dt_ckpt_close(&c);
 }
 char cmd[128];

@@ -371,11 +371,13 @@ describe("plans and executors", function()
     end
     local x, l = make(), core.loader(ds, { global = 10, seed = 2 })
     for _ = 1, 5 do step(x, l) end
-    assert.is_nil(x:load { dir = dir .. "/none" })
+    assert.is_nil(core.checkpoint { dir = dir .. "/none" })
     x:save { dir = dir, keep = 2, meta = { samples = 50 } }
     for _ = 1, 4 do step(x, l) end
     local y = make()
-    local meta = y:load { dir = dir }
+    local saved = core.checkpoint { dir = dir }
+    local meta = saved:meta()
+    y:load(saved)
     assert.are.equal(5, meta.step)
     assert.are.equal(50, meta.samples)
     local again = core.loader(ds, { global = 10, seed = 2, start = meta.step })
@@ -385,8 +387,8 @@ describe("plans and executors", function()
     g:output(g:param("w", { 3, 3 }), "w")
     local z = core.exec(g:compile {})
     z:ready()
-    fails("was written by another model", z.load, z, { path = meta.path })
-    fails("give either dir", z.load, z, {})
+    fails("was written by another model", z.load, z, core.checkpoint { path = meta.path })
+    fails("give either dir", core.checkpoint, {})
     for _, e in ipairs { x, y, z } do e:close() end
   end)
 
