@@ -1,14 +1,15 @@
--- DualPipeV, the V half of DualPipe (DeepSeek-AI 2024; cut in half by Sea AI Lab): each rank has a stage of the way down the ranks and one of
--- the way up, and in the steady part a forward of one and a backward of the other are one action (F3a+B1b in the chart), so that a device
--- with two streams can run the one's messages under the other's products. It holds 2 n + 1 half-sized activations and idles (n - 1) W when
--- F, B and W take as long; the published (n - 1)(F&B + B - 3 W) has the next rank wait for the weights' gradients too. The full DualPipe
--- keeps every stage twice, which this V doesn't need.        dtrain explain examples/strategies/dualpipe.lua --ranks 4 draws it.
+-- DualPipeV, the V half of DualPipe (DeepSeek-AI 2024; cut in half by Sea AI Lab): each rank has a stage of the way down the ranks and
+-- one of the way up, and in the steady part a forward of one and a backward of the other are one action (F8a+B4b in the chart), so that a
+-- device with two streams can run the one's messages under the other's products. It holds 2 n + 1 half-sized activations and idles
+-- (n - 1) W when F, B and W take as long; the published (n - 1)(F&B + B - 3 W) lets the next rank wait for gradients of weights too.
+-- The full DualPipe keeps every stage twice; this V need not.   dtrain explain examples/strategies/dualpipe.lua --ranks 4 draws it.
 local dt = require "dtrain"
 local args = dt.args { pipeline = 4, micros = 8, steps = 20 }
 
 local function order(rank, ranks, micro)
   if micro < 2 * ranks then
-    error(("DualPipeV wants at least %d microbatches for %d ranks, not %d; batch.micro sets their size"):format(2 * ranks, ranks, micro), 0)
+    error(("DualPipeV wants %d microbatches or more on %d ranks, not %d; batch.micro sets their size"):format(2 * ranks, ranks, micro),
+      0)
   end
   local list, n, weights = {}, {}, {}
   local function add(action) list[#list + 1] = action end
@@ -50,5 +51,6 @@ end
 
 local function v(stage, ranks) return stage < ranks and stage or 2 * ranks - 1 - stage end
 return dt.job { model = dt.nn.GPT { vocab = 64, layers = 16, heads = 4, width = 32, context = 16 }, loss = dt.nn.CrossEntropy(),
-  data = dt.data.synthetic { tokens = 64, context = 16, samples = 512 }, batch = { global = args.micros, micro = 1 }, steps = args.steps,
-  optimizer = dt.optim.AdamW { lr = 1e-3 }, parallel = { pipeline = args.pipeline, chunks = 2, schedule = { place = v, order = order } } }
+  data = dt.data.synthetic { tokens = 64, context = 16, samples = 512 }, batch = { global = args.micros, micro = 1 },
+  optimizer = dt.optim.AdamW { lr = 1e-3 }, steps = args.steps,
+  parallel = { pipeline = args.pipeline, chunks = 2, schedule = { place = v, order = order } } }

@@ -1,6 +1,5 @@
--- ZB-V (Qi et al. 2024): stages 0 .. n - 1 go down the ranks and the next n come up again, and weight gradients wait for idle moments. When
--- F, B and W take as long, no rank idles between its first and its last action; it holds no more than 1F1B, 2 n half-sized activations.
--- dtrain explain examples/strategies/zb_v.lua --ranks 4 draws it.
+-- ZB-V (Qi et al. 2024): stages 0 .. n - 1 go down the ranks, n .. 2 n - 1 up again. When F, B and W take as long, no rank idles
+-- between its first and its last action; it holds as much as 1F1B. dtrain explain examples/strategies/zb_v.lua --ranks 4 draws it.
 local dt = require "dtrain"
 local args = dt.args { pipeline = 4, micros = 8, steps = 20 }
 local function order(rank, ranks, micro)
@@ -25,5 +24,6 @@ local function order(rank, ranks, micro)
 end
 local function v(stage, ranks) return stage < ranks and stage or 2 * ranks - 1 - stage end
 return dt.job { model = dt.nn.GPT { vocab = 64, layers = 16, heads = 4, width = 32, context = 16 }, loss = dt.nn.CrossEntropy(),
-  data = dt.data.synthetic { tokens = 64, context = 16, samples = 512 }, batch = { global = args.micros, micro = 1 }, steps = args.steps,
-  optimizer = dt.optim.AdamW { lr = 1e-3 }, parallel = { pipeline = args.pipeline, chunks = 2, schedule = { place = v, order = order } } }
+  data = dt.data.synthetic { tokens = 64, context = 16, samples = 512 }, batch = { global = args.micros, micro = 1 },
+  optimizer = dt.optim.AdamW { lr = 1e-3 }, steps = args.steps,
+  parallel = { pipeline = args.pipeline, chunks = 2, schedule = { place = v, order = order } } }

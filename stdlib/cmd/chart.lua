@@ -37,6 +37,23 @@ function M.lines(p, micro)
   return out
 end
 
+--- What batch.micro would do about a bubble of more than a quarter of the step: a line, or nil where the bubble is smaller.
+--- rows: samples of a microbatch; count(rows) -> microbatches of a step when they have so many.
+function M.hint(p, rows, count)
+  local share = M.bubble(p, count(rows))
+  if share <= 0.25 then return end
+  local best, at
+  for r = rows - 1, 1, -1 do
+    local ok, other = pcall(M.bubble, p, count(r)) -- some schedules refuse some numbers of microbatches
+    if ok and rows % r == 0 and other < (best or share) then best, at = other, r end
+    if best and best <= 0.25 then break end
+  end
+  if at then
+    return ("batch.micro = %d makes %d microbatches of it, and the bubble %.1f %%"):format(at, count(at), 100 * best)
+  end
+  return "batch.micro cannot make it smaller; more microbatches need a larger batch.global"
+end
+
 --- The chart as values: { stages, chunks, schedule, microbatches, ticks, bubble, in_flight, actions = for each rank of the axis
 --- a list of { kind, microbatch, chunk, start, with = true where the next belongs to it } }.
 function M.data(p, micro)
