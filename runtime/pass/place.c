@@ -127,9 +127,11 @@ static dt_val take(placer *p, int a, dt_val v, int dim, bool gathered) {
 static dt_val turn(placer *p, int a, dt_val v, int from, int to) {
   dt_graph *g = p->g;
   dt_type t = *dt_type_of(g, v);
-  int64_t n = ranks(p, a), size[5] = {1, 1, 1, 1, 1}; /* before, the first of the two dims, between, the second, behind */
+  int64_t n = ranks(p, a),
+          size[5] = {1, 1, 1, 1, 1}; /* before, the first of the two dims, between, the second, behind */
   int first = from < to ? from : to, second = from < to ? to : from;
-  for (int i = 0; i < t.nd; i++) size[i < first ? 0 : i == first ? 1 : i < second ? 2 : i == second ? 3 : 4] *= t.dim[i];
+  for (int i = 0; i < t.nd; i++)
+    size[i < first ? 0 : i == first ? 1 : i < second ? 2 : i == second ? 3 : 4] *= t.dim[i];
   int cut = from < to ? 3 : 1, grown = 4 - cut; /* which of the five is divided now, and which becomes whole */
   int64_t split[6], back[6];
   int to_front[6], from_front[6];
@@ -140,12 +142,13 @@ static dt_val turn(placer *p, int a, dt_val v, int from, int to) {
   to_front[0] = cut;
   for (int i = 0, k = 1; i < 6; i++)
     if (i != cut) to_front[k++] = i;
-  const char *reason = dt_arena_printf(&g->mem, "%s wants divided over \"%s\" by dim %d what is divided by dim %d", p->op,
-                                       g->mesh.name[a], to, from);
+  const char *reason = dt_arena_printf(&g->mem, "%s wants divided over \"%s\" by dim %d what is divided by dim %d",
+                                       p->op, g->mesh.name[a], to, from);
   dt_val x = dt_permute(g, dt_reshape(g, v, 6, split), to_front);
   for (int i = 0; i < 6; i++) back[i] = dt_type_of(g, x)->dim[i];
   x = communicate(p, DT_OP_all_to_all, a, dt_reshape(g, x, 6, back), 0, false, reason);
-  for (int i = 0, k = 1; i < 6; i++) from_front[i] = i == grown ? 0 : k++; /* where it came from counts before the part of `from` */
+  for (int i = 0, k = 1; i < 6; i++)
+    from_front[i] = i == grown ? 0 : k++; /* where it came from counts before the part of `from` */
   x = dt_permute(g, x, from_front);
   t.dim[from] *= n, t.dim[to] /= n;
   return dt_reshape(g, x, t.nd, t.dim);

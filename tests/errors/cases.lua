@@ -304,8 +304,7 @@ parallel("a width that does not divide", "tensor = 3", "parameter 0%.weight: dim
   { plan = 3 })
 parallel("a model without a product", "tensor = 2", "no product to divide; tensor = 1 works", { model = "function(x) return x:slice { dim = 1, stop = 5 } end", plan = 2 })
 parallel("sequence without tensor", "sequence = true", "give tensor = 2 or more")
-parallel("a sequence that does not divide", "tensor = 2, sequence = true", "a sequence of 7 does not divide among the 2 ranks .-; 8 would", { model = gpt(), context = 7, plan = 2,
-  line = "model" })
+parallel("a sequence that does not divide", "tensor = 2, sequence = true", "a sequence of 7 does not divide among the 2 ranks .-; 8 would", { model = gpt(), context = 7, plan = 2 })
 parallel("sequence without sequences", "tensor = 2, sequence = true", "this model has none, sequence = false works", { plan = 2 })
 parallel("an optimizer that reduces a divided parameter", "tensor = 2", "optimizer Max uses max on the parameter 0%.weight as a whole, .- over the axis \"tensor\"; set tensor = 1",
   { optimizer = 'optim.define { name = "Max", update = function(p, g, s, h) return p - h.lr * g / dt.abs(g):max() end } { lr = 1 }', plan = 2, line = "optimizer" })
@@ -368,6 +367,17 @@ hook("changes the shape", "return b:sum()", "hook returned f32 of shape {} for a
 hook("changes the dtype", "return b:to 'i64'", "hook returned i64 of shape .-; it must keep the shape, in a float dtype")
 hook("returns nothing", "", "hook must return the reduced bucket, got nil")
 hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has .-data", "job")
+local function verb(name, body, says, line) parallel(name, ("strategies = { { %s } }"):format(body), says, { plan = 2, line = line or "job" }) end
+verb("a reduce that does not reduce", "reduce = function(b) return b * 2 end", 'what it returns is still a partial sum over "data"; reduce it there', "more")
+verb("a reduce that squares first", "reduce = function(b) return b * b end", 'what it returns differs between the ranks of "data"', "more")
+verb("a reduce that reduces twice", "reduce = function(b) return b:all_reduce 'data':all_reduce 'data' end", 'sums over "data" what is the same on all its ranks; it was reduced there before')
+verb("a reduce that keeps a share of what is whole", "reduce = function(b) return b:reduce_scatter 'data' end", 'what it returns is a share over "data", where the whole is kept')
+verb("an update that sums what is reduced", "update = function(e) return e.param - e.grad:all_reduce 'data' end", 'the update: sums over "data" what is the same', "more")
+verb("two strategies that reduce", "reduce = function(b) return b:all_reduce 'data' end }, { reduce = function(b) return b:all_reduce 'data' end", "the strategies strategies%[1%] and strategies%[2%] both say reduce; leave one of them out")
+verb("buckets that leave a parameter out", "buckets = function(l) return { { l[1].name } } end", "is in no bucket; every parameter of the list must be in one")
+verb("buckets with a parameter twice", "buckets = function(l) return { { l[1].name, l[1].name } } end", "is in two buckets")
+verb("a keep that mixes axes", "keep = function() return { states = {}, gradients = { 'data' } } end", "states, gradients and parameters are in shares over the same axes, or whole")
+verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")
