@@ -296,7 +296,7 @@ typedef struct dt_graph {
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
   DT_VEC(dt_passed) passed; /* in the order in which they ran */
-  const char *cut_text; /* how the whole graph was cut, for the ranks to compare */
+  const char *cut_text;     /* how the whole graph was cut, for the ranks to compare */
 } dt_graph;
 
 void dt_graph_init(dt_graph *g);

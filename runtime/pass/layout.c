@@ -110,7 +110,6 @@ static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, in
                    dt_dtype_name(t->dtype));
   dt_keeping keep = {0};
   if (s->verbs.keep && !g->plain_grad) DT_TRY(s->verbs.keep(s->verbs.ctx, g, i, &keep, e));
-  if (!t->nd) keep.states = 0, keep.parameters = false; /* a scalar has no shares, and as a vector its arithmetic would be another */
   bool wgt, both;
   class c = {.chunk = dt_chunk_of(g, p, &wgt, &both), .axes = p->partial | dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)};
   for (int a = 0; a < g->mesh.naxes; a++)

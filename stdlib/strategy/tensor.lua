@@ -28,7 +28,8 @@ local function check_heads(n, ranks)
   end
 end
 
--- What stands behind a product that is divided by its inputs, or an embedding, is divided by its dim 1 where it is [batch, sequence, width].
+-- What stands behind a product that is divided by its inputs, or an embedding, is divided by its dim 1 where it is [batch,
+-- sequence, width].
 local function divide_sequences(graph, nodes, by, ranks)
   local any = false
   for i, n in ipairs(nodes) do

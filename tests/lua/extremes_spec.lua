@@ -1,5 +1,6 @@
 -- Values and gradients at the ends of the number line (0, -0, infinities, NaN, denormals, the largest, ties, constant rows) against
--- PyTorch's, for every operation that tests/data/extremes.json knows. Where the file also gives what f64 arithmetic gives, either will do.
+-- PyTorch's, for every operation that tests/data/extremes.json knows. Where the file also gives what f64 arithmetic gives, either
+-- will do.
 -- The last test asks that no elementwise operation and no reduction of the op table is left out.
 local core = require "dtrain.core"
 local dt = require "dtrain"
