@@ -482,7 +482,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = DT_OK;
   if (p.naxes || said) {
-    dt_dump_pass(g, "before", "place");
+    dt_pass_mark(g, "before", "place");
     const char *file = g->file;
     int line = g->line, n0 = g->node.n;
     p.whole = dt_xalloc(sizeof *p.whole * (size_t)p.nv);
@@ -501,7 +501,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   }
   g->level = DT_PLACED;
   if (!st && p.naxes) {
-    dt_dump_pass(g, "after", "place");
+    dt_pass_mark(g, "after", "place");
     st = dt_verify(g, e);
   }
   return st;
