@@ -45,8 +45,10 @@ end
 local function schedule_text(job, steps)
   local out = { job.schedule.name .. ":" }
   for _, step in ipairs { 0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000, 300000, 1000000 } do
-    local ok, lr = pcall(job.schedule.rate, job.schedule, step, steps, job.optimizer.lr)
-    if ok and (step < steps or job.schedule.name ~= "function") then out[#out + 1] = ("%.6g"):format(lr) end
+    if step < steps or job.schedule.name ~= "function" then
+      local ok, lr = pcall(job.schedule.rate, job.schedule, step, steps, job.optimizer.lr)
+      if ok then out[#out + 1] = ("%.6g"):format(lr) end
+    end
   end
   return table.concat(out, " ")
 end

@@ -47,7 +47,8 @@ end
 function BatchNorm2d:forward(x)
   local training = scope.is_training()
   local axes = training and self.sync and core.is_symbolic(x) and core.sample_axes(x) or {}
-  local n, y, mean, var = values(x)
+  local n = values(x)
+  local y, mean, var
   if #axes > 0 then
     y, mean, var, n = together(self, x, axes, n)
   else
