@@ -47,6 +47,16 @@ int dtl_dims(lua_State *L, const char *fn, int arg, int i, int64_t *dim);
 dt_type dtl_shape(lua_State *L, const char *fn, int arg, int i, int dtype);
 bool dtl_is_int(lua_State *L, int i, int64_t *v); /* an integer, or a float with an integer's value */
 
+/* ---- pushing (l_args.c) ---- */
+void dtl_push_shape(lua_State *L, const dt_type *t); /* a list of its dims */
+/* A field of the table on top; a NULL text sets none. */
+void dtl_set_text(lua_State *L, const char *name, const char *v);
+void dtl_set_int(lua_State *L, const char *name, int64_t v);
+void dtl_set_num(lua_State *L, const char *name, double v);
+void dtl_set_bool(lua_State *L, const char *name, bool v);
+/* Makes the metatable of boxes of this name; its methods are found by name. Leaves the stack as it was. */
+void dtl_class(lua_State *L, const char *name, const luaL_Reg *method, lua_CFunction gc);
+
 /* One key of a table of options: kind i int64_t, f double, b bool, s const char *, d int (dtype), v int (stack index,
  * 0 when nil; the values are pushed), N const char * (a name of a fixed list: NULL-ended `names`; stores int). Absent
  * keys leave *to. */

@@ -196,3 +196,40 @@ void dtl_opts(lua_State *L, const char *fn, int arg, int i, const dtl_opt *o, in
     lua_pop(L, 1);
   }
 }
+
+/* ---- pushing ---- */
+void dtl_push_shape(lua_State *L, const dt_type *t) {
+  lua_createtable(L, t->nd, 0);
+  for (int d = 0; d < t->nd; d++) {
+    lua_pushinteger(L, t->dim[d]);
+    lua_rawseti(L, -2, d + 1);
+  }
+}
+
+void dtl_set_text(lua_State *L, const char *name, const char *v) {
+  if (!v) return;
+  lua_pushstring(L, v);
+  lua_setfield(L, -2, name);
+}
+void dtl_set_int(lua_State *L, const char *name, int64_t v) {
+  lua_pushinteger(L, v);
+  lua_setfield(L, -2, name);
+}
+void dtl_set_num(lua_State *L, const char *name, double v) {
+  lua_pushnumber(L, v);
+  lua_setfield(L, -2, name);
+}
+void dtl_set_bool(lua_State *L, const char *name, bool v) {
+  lua_pushboolean(L, v);
+  lua_setfield(L, -2, name);
+}
+
+void dtl_class(lua_State *L, const char *name, const luaL_Reg *method, lua_CFunction gc) {
+  luaL_newmetatable(L, name);
+  lua_pushcfunction(L, gc);
+  lua_setfield(L, -2, "__gc");
+  lua_newtable(L);
+  luaL_setfuncs(L, method, 0);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

@@ -110,30 +110,17 @@ static int c_meta(lua_State *L) {
   const dt_ckpt_meta *m = &c->m.meta;
   if (!c->path) dtl_fail(L, "checkpoint:meta: it was closed");
   lua_createtable(L, 0, 10);
-  const struct {
-    const char *key;
-    int64_t v;
-  } number[] = {{"step", m->step},
-                {"data_step", m->data_step},
-                {"samples", m->samples},
-                {"seed", (int64_t)m->seed},
-                {"updates", m->schedule}};
-  const dt_pair text[] = {{"version", m->version}, {"run", m->run}, {"path", c->path}};
-  for (size_t i = 0; i < sizeof number / sizeof *number; i++) {
-    lua_pushinteger(L, number[i].v);
-    lua_setfield(L, -2, number[i].key);
-  }
-  for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
-    lua_pushstring(L, text[i].value);
-    lua_setfield(L, -2, text[i].key);
-  }
-  lua_pushnumber(L, m->loss_scale);
-  lua_setfield(L, -2, "loss_scale");
+  dtl_set_int(L, "step", m->step);
+  dtl_set_int(L, "data_step", m->data_step);
+  dtl_set_int(L, "samples", m->samples);
+  dtl_set_int(L, "seed", (int64_t)m->seed);
+  dtl_set_int(L, "updates", m->schedule);
+  dtl_set_text(L, "version", m->version);
+  dtl_set_text(L, "run", m->run);
+  dtl_set_text(L, "path", c->path);
+  dtl_set_num(L, "loss_scale", m->loss_scale);
   lua_createtable(L, 0, c->m.npair);
-  for (int i = 0; i < c->m.npair; i++) {
-    lua_pushstring(L, c->m.pair[i].value);
-    lua_setfield(L, -2, c->m.pair[i].key);
-  }
+  for (int i = 0; i < c->m.npair; i++) dtl_set_text(L, c->m.pair[i].key, c->m.pair[i].value);
   lua_setfield(L, -2, "defines");
   return 1;
 }
@@ -351,16 +338,6 @@ static int f_close(lua_State *L) {
   return 0;
 }
 
-static void class(lua_State *L, const char *name, const luaL_Reg *method, lua_CFunction gc) {
-  luaL_newmetatable(L, name);
-  lua_pushcfunction(L, gc);
-  lua_setfield(L, -2, "__gc");
-  lua_newtable(L);
-  luaL_setfuncs(L, method, 0);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
-}
-
 void dtl_open_ckpt(lua_State *L) {
   static const luaL_Reg fn[] = {
       {"checkpoint", l_checkpoint}, {"hold", l_hold}, {"steps", l_steps}, {"forget", l_forget},
@@ -371,7 +348,7 @@ void dtl_open_ckpt(lua_State *L) {
   static const luaL_Reg lines[] = {
       {"add", f_add}, {"flush", f_flush}, {"cut", f_cut}, {"close", f_close}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
-  class(L, DTL_CKPT, ckpt, c_close);
-  class(L, DTL_HOLD, hold, h_drop);
-  class(L, DTL_LINES, lines, f_close);
+  dtl_class(L, DTL_CKPT, ckpt, c_close);
+  dtl_class(L, DTL_HOLD, hold, h_drop);
+  dtl_class(L, DTL_LINES, lines, f_close);
 }

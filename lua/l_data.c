@@ -464,15 +464,9 @@ static int d_fields(lua_State *L) {
   for (int k = 0; k < ds->nfields; k++) {
     const dt_field *f = &ds->field[k];
     lua_createtable(L, 0, 3);
-    lua_pushstring(L, f->name);
-    lua_setfield(L, -2, "name");
-    lua_pushstring(L, dt_dtype_name(f->t.dtype));
-    lua_setfield(L, -2, "dtype");
-    lua_createtable(L, f->t.nd, 0);
-    for (int d = 0; d < f->t.nd; d++) {
-      lua_pushinteger(L, f->t.dim[d]);
-      lua_rawseti(L, -2, d + 1);
-    }
+    dtl_set_text(L, "name", f->name);
+    dtl_set_text(L, "dtype", dt_dtype_name(f->t.dtype));
+    dtl_push_shape(L, &f->t);
     lua_setfield(L, -2, "shape");
     lua_rawseti(L, -2, k + 1);
   }
@@ -500,10 +494,5 @@ void dtl_open_data(lua_State *L) {
       {"dataset", l_dataset}, {"subset", l_subset}, {"split_at", l_split_at}, {"transform", l_transform}, {NULL, NULL}};
   static const luaL_Reg method[] = {{"count", d_count}, {"fields", d_fields}, {"get", d_get}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
-  luaL_newmetatable(L, DTL_DATASET);
-  lua_pushcfunction(L, dataset_gc);
-  lua_setfield(L, -2, "__gc");
-  luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  dtl_class(L, DTL_DATASET, method, dataset_gc);
 }

@@ -130,15 +130,6 @@ static int x_close(lua_State *L) {
 }
 
 /* ---- running ---- */
-static void set_number(lua_State *L, const char *name, double v) {
-  lua_pushnumber(L, v);
-  lua_setfield(L, -2, name);
-}
-static void set_integer(lua_State *L, const char *name, int64_t v) {
-  lua_pushinteger(L, v);
-  lua_setfield(L, -2, name);
-}
-
 /* The table to fill: argument 3, or a new one in its place. */
 static void info_table(lua_State *L, const char *fn) {
   lua_settop(L, 3);
@@ -149,17 +140,16 @@ static void info_table(lua_State *L, const char *fn) {
 }
 
 static int push_info(lua_State *L, const dt_step_info *s) {
-  set_integer(L, "step", s->step + 1);
-  set_integer(L, "epoch", s->epoch);
-  set_integer(L, "samples", s->samples);
-  set_number(L, "loss", s->loss);
-  set_number(L, "grad_norm", s->norm);
-  set_number(L, "count", s->count);
-  set_number(L, "lr", s->lr);
-  set_number(L, "loss_scale", s->loss_scale);
-  set_number(L, "seconds", s->seconds);
-  lua_pushboolean(L, s->skipped);
-  lua_setfield(L, -2, "skipped");
+  dtl_set_int(L, "step", s->step + 1);
+  dtl_set_int(L, "epoch", s->epoch);
+  dtl_set_int(L, "samples", s->samples);
+  dtl_set_num(L, "loss", s->loss);
+  dtl_set_num(L, "grad_norm", s->norm);
+  dtl_set_num(L, "count", s->count);
+  dtl_set_num(L, "lr", s->lr);
+  dtl_set_num(L, "loss_scale", s->loss_scale);
+  dtl_set_num(L, "seconds", s->seconds);
+  dtl_set_bool(L, "skipped", s->skipped);
   return 1;
 }
 
@@ -403,8 +393,8 @@ static int x_memory(lua_State *L) {
   int n = dt_exec_regions(&name);
   int64_t *by = lua_newuserdatauv(L, (size_t)n * sizeof *by, 0), total = dt_exec_bytes(b->x, by);
   lua_createtable(L, 0, n + 1);
-  for (int r = 0; r < n; r++) set_integer(L, name[r], by[r]);
-  set_integer(L, "total", total);
+  for (int r = 0; r < n; r++) dtl_set_int(L, name[r], by[r]);
+  dtl_set_int(L, "total", total);
   return 1;
 }
 
@@ -434,10 +424,5 @@ void dtl_open_exec(lua_State *L) {
                                     {"alike", dtl_exec_alike},
                                     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
-  luaL_newmetatable(L, DTL_EXEC);
-  lua_pushcfunction(L, exec_gc);
-  lua_setfield(L, -2, "__gc");
-  luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  dtl_class(L, DTL_EXEC, method, exec_gc);
 }

@@ -1,11 +1,13 @@
 /* Tracing: a graph's leaves, losses, assignments, gradients and update. Its values are symbols (l_symbol.c).
  *
+ * What strategies say of a graph before the place pass is in l_place.c.
+ *
  * Invariant: a graph is open until compile hands it to a plan (l_plan.c). User value 1 of the box is a list that keeps
  * alive the tensors which the graph borrows. */
 #include "l_graph.h"
 
 /* ---- the graph box ---- */
-static dtl_graph *check_graph(lua_State *L, const char *fn) {
+dtl_graph *dtl_check_graph(lua_State *L, const char *fn) {
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
   if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
@@ -13,7 +15,7 @@ static dtl_graph *check_graph(lua_State *L, const char *fn) {
   return b;
 }
 
-static dt_val check_symbol(lua_State *L, const char *fn, int arg, int i, const dtl_graph *b) {
+dt_val dtl_check_graph_symbol(lua_State *L, const char *fn, int arg, int i, const dtl_graph *b) {
   dtl_symbol *s = dtl_to_symbol(L, i);
   if (!s) dtl_bad_arg(L, fn, arg, "a symbolic tensor", i);
   if (s->graph != b) dtl_fail(L, "%s: argument %d belongs to another graph", fn, arg);
@@ -58,7 +60,6 @@ static void read_mesh(lua_State *L, int i, dt_mesh *m) {
     if (m->role[k] == DT_AXIS_STAGES && dt_mesh_stages(m) >= 0)
       dtl_fail(L, "%s: the axes '%s' and '%s' both split stages; one can", fn, m->name[dt_mesh_stages(m)], name);
     m->size[k] = (int)size;
-    m->role[k] = !splits ? DT_AXIS_TENSORS : !strcmp(splits, "samples") ? DT_AXIS_SAMPLES : DT_AXIS_STAGES;
     m->naxes = k + 1;
     lua_settop(L, top);
   }
@@ -91,7 +92,7 @@ static int l_graph(lua_State *L) {
 
 /* g:clone() -> another graph with the same contents, to be compiled for another rank. It keeps g alive. */
 static int g_clone(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:clone"), *c = lua_newuserdatauv(L, sizeof *c, 1);
+  dtl_graph *b = dtl_check_graph(L, "graph:clone"), *c = lua_newuserdatauv(L, sizeof *c, 1);
   *c = (dtl_graph){0};
   luaL_setmetatable(L, DTL_GRAPH);
   lua_getiuservalue(L, 1, 1);
@@ -121,14 +122,14 @@ static const char *new_name(lua_State *L, const char *fn, dt_graph *g) {
   return dt_arena_strdup(&g->mem, name);
 }
 
-static void only_traced(lua_State *L, const char *fn, const dt_graph *g) {
+void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g) {
   if (g->level != DT_TRACED) dtl_fail(L, "%s must come before g:grad()", fn);
 }
 
 /* g:input(name, dtype, shape) */
 static int g_input(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:input");
-  only_traced(L, "graph:input", b->g);
+  dtl_graph *b = dtl_check_graph(L, "graph:input");
+  dtl_only_traced(L, "graph:input", b->g);
   dt_type t = dtl_shape(L, "graph:input", 3, 4, dtl_dtype(L, "graph:input", 2, 3));
   dt_input in = {.name = new_name(L, "graph:input", b->g)};
   in.val = dt_leaf(b->g, DT_OP_input, &t, in.name);
@@ -208,11 +209,11 @@ static int l_draw(lua_State *L) {
 /* g:param(name, shape, { init =, trainable =, group =, dtype = }) */
 static int g_param(lua_State *L) {
   static const char fn[] = "graph:param";
-  dtl_graph *b = check_graph(L, fn);
+  dtl_graph *b = dtl_check_graph(L, fn);
   int init = 0, dtype = DT_F32;
   int64_t group = 0;
   bool trainable = true;
-  only_traced(L, fn, b->g);
+  dtl_only_traced(L, fn, b->g);
   lua_settop(L, 4);
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"trainable", 'b', &trainable, NULL}, {"group", 'i', &group, NULL},
            {"dtype", 'd', &dtype, NULL});
@@ -241,9 +242,9 @@ static int g_param(lua_State *L) {
 /* g:buffer(name, shape, { init =, dtype = }) */
 static int g_buffer(lua_State *L) {
   static const char fn[] = "graph:buffer";
-  dtl_graph *b = check_graph(L, fn);
+  dtl_graph *b = dtl_check_graph(L, fn);
   int init = 0, dtype = DT_F32;
-  only_traced(L, fn, b->g);
+  dtl_only_traced(L, fn, b->g);
   lua_settop(L, 4);
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"dtype", 'd', &dtype, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
@@ -264,10 +265,10 @@ static dt_param *param_of(dt_graph *g, dt_val v) {
  * or as the parameter where fill is its symbol */
 static int g_state(lua_State *L) {
   static const char fn[] = "graph:state";
-  dtl_graph *b = check_graph(L, fn);
-  dt_val v = check_symbol(L, fn, 1, 2, b);
+  dtl_graph *b = dtl_check_graph(L, fn);
+  dt_val v = dtl_check_graph_symbol(L, fn, 1, 2, b);
   const char *name = dtl_text(L, fn, 2, 3);
-  bool copy = dtl_to_symbol(L, 4) && check_symbol(L, fn, 3, 4, b) == v;
+  bool copy = dtl_to_symbol(L, 4) && dtl_check_graph_symbol(L, fn, 3, 4, b) == v;
   double fill = copy || lua_isnoneornil(L, 4) ? 0 : dtl_num(L, fn, 3, 4);
   dt_param *p = param_of(b->g, v);
   if (!p) dtl_fail(L, "%s: argument 1 must be a parameter's symbol", fn);
@@ -290,7 +291,7 @@ static int g_state(lua_State *L) {
  * the axes of samples has its own, or one that all share */
 static int g_local_state(lua_State *L) {
   static const char fn[] = "graph:local_state";
-  dtl_graph *b = check_graph(L, fn);
+  dtl_graph *b = dtl_check_graph(L, fn);
   int init = 0, dtype = DT_F32;
   bool shared = false;
   lua_settop(L, 4);
@@ -305,8 +306,8 @@ static int g_local_state(lua_State *L) {
 /* g:unclipped(param) -> its gradient, divided by the count and not clipped; after g:update() */
 static int g_unclipped(lua_State *L) {
   static const char fn[] = "graph:unclipped";
-  dtl_graph *b = check_graph(L, fn);
-  dt_param *p = param_of(b->g, check_symbol(L, fn, 1, 2, b));
+  dtl_graph *b = dtl_check_graph(L, fn);
+  dt_param *p = param_of(b->g, dtl_check_graph_symbol(L, fn, 1, 2, b));
   if (!p || p->grad < 0 || b->g->level < DT_UPDATED)
     dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
   dt_val grad = p->grad;
@@ -318,14 +319,13 @@ static int g_unclipped(lua_State *L) {
 
 /* g:between(): what follows runs between steps (a plan of its own), may write parameters and use collectives */
 static int g_between(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:between");
+  dtl_graph *b = dtl_check_graph(L, "graph:between");
   if (b->g->level > DT_PLACED) dtl_fail(L, "graph:between must come before g:grad()");
   dt_graph_between(b->g);
   return 0;
 }
 
-/* The names of the mesh's axes, for a message. */
-static const char *axes_of(lua_State *L, const dt_graph *g) {
+const char *dtl_axes_of(lua_State *L, const dt_graph *g) {
   lua_pushliteral(L, "");
   for (int a = 0; a < g->mesh.naxes; a++) {
     lua_pushfstring(L, "%s%s%s", lua_tostring(L, -1), a ? ", " : "", g->mesh.name[a]);
@@ -345,7 +345,7 @@ static int axes_mask(lua_State *L, const char *fn, const dt_graph *g, int i) {
     int a = dt_mesh_axis(&g->mesh, axis);
     if (a < 0 && !g->mesh.naxes)
       dtl_fail(L, "%s: this graph is of one process, without axes; the axis '%s' belongs to a job", fn, axis);
-    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'; it has %s", fn, axis, axes_of(L, g));
+    if (a < 0) dtl_fail(L, "%s: the mesh has no axis '%s'; it has %s", fn, axis, dtl_axes_of(L, g));
     axes |= 1 << a;
     lua_pop(L, 1);
   }
@@ -390,7 +390,7 @@ static int l_collective(lua_State *L) {
         L,
         "%s over %s in a model: values of a model are whole there until the strategies place them; x:place says where "
         "they lie, and the collectives follow",
-        name, axes_of(L, g));
+        name, dtl_axes_of(L, g));
   dt_attr a[DT_MAX_ATTR];
   dt_op_defaults(op, a);
   dt_group_set(g, a, group);
@@ -428,7 +428,7 @@ static int l_axes_size(lua_State *L) {
 /* g:full(shape, value [, dtype = f32]) -> symbol: one number everywhere, in no memory until somebody reads it */
 static int g_full(lua_State *L) {
   static const char fn[] = "graph:full";
-  dtl_graph *b = check_graph(L, fn);
+  dtl_graph *b = dtl_check_graph(L, fn);
   dt_type t = dtl_shape(L, fn, 1, 2, dtl_opt_dtype(L, fn, 3, 4, DT_F32));
   double v = dtl_num(L, fn, 2, 3);
   dtl_graph_here(L, b);
@@ -438,7 +438,7 @@ static int g_full(lua_State *L) {
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
 static int g_hyper(lua_State *L) {
   static const char fn[] = "graph:hyper";
-  dtl_graph *b = check_graph(L, fn);
+  dtl_graph *b = dtl_check_graph(L, fn);
   const char *name = dtl_text(L, fn, 1, 2);
   int64_t group = lua_isnoneornil(L, 3) ? 0 : dtl_int(L, fn, 2, 3);
   dt_hyper h = {.group = (int)group};
@@ -456,281 +456,11 @@ static int g_hyper(lua_State *L) {
   return dtl_push_symbol(L, 1, h.val), 1;
 }
 
-/* ---- placements ---- */
-/* "R" or "S(dim)" at stack index i. */
-static dt_place read_place(lua_State *L, const char *fn, const char *axis, int i, const dt_type *t) {
-  const char *s = lua_type(L, i) == LUA_TSTRING ? lua_tostring(L, i) : "";
-  int dim, used = 0;
-  if (!strcmp(s, "R")) return (dt_place){.kind = DT_R};
-  if (sscanf(s, "S(%d)%n", &dim, &used) != 1 || !used || s[used])
-    dtl_fail(L, "%s: %s = \"R\" (replicated) or \"S(dim)\" (divided by that dim), got %s", fn, axis,
-             lua_type(L, i) == LUA_TSTRING ? s : dtl_kind(L, i));
-  int d = dim < 0 ? dim + t->nd : dim;
-  if (d < 0 || d >= t->nd) dtl_fail(L, "%s: %s = \"%s\": the tensor has dims 0 to %d", fn, axis, s, t->nd - 1);
-  return (dt_place){.kind = DT_S, .dim = (uint8_t)d};
-}
-
-/* The smallest text key of the table at index i that comes after `after` (NULL: the smallest of all), NULL: there is none. */
-static const char *key_after(lua_State *L, int i, const char *after) {
-  const char *best = NULL;
-  for (lua_pushnil(L); lua_next(L, i); lua_pop(L, 1)) {
-    const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
-    if ((!after || strcmp(name, after) > 0) && (!best || strcmp(name, best) < 0)) best = name;
-  }
-  return best;
-}
-
-/* The axes of the table at index i in the mesh's order, each with its placement: calls add for each. A graph without a mesh, that of a function
- * on one rank, has no axes: what is said of any is checked for its form alone. */
-static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const dt_type *t,
-                        void (*add)(void *ctx, int axis, dt_place p), void *ctx) {
-  const dt_mesh *m = &b->g->mesh;
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: wants { axis = \"R\" or \"S(dim)\" }, got %s", fn, dtl_kind(L, i));
-  for (const char *name = key_after(L, i, NULL); name; name = key_after(L, i, name)) {
-    int a = dt_mesh_axis(m, name);
-    if (a < 0 && m->naxes) {
-      const char *known[DT_MAX_AXES], *near;
-      for (int k = 0; k < m->naxes; k++) known[k] = m->name[k];
-      near = dt_nearest(name, known, m->naxes);
-      dtl_fail(L, "%s: there is no axis \"%s\"; %s%s%s", fn, name, near ? "did you mean \"" : "axes are ",
-               near ? near : axes_of(L, b->g), near ? "\"?" : "");
-    }
-    if (a >= 0 && m->role[a] != DT_AXIS_TENSORS)
-      dtl_fail(L, "%s: the axis \"%s\" divides %s by itself; place tensors on another axis", fn, name,
-               m->role[a] == DT_AXIS_SAMPLES ? "samples" : "stages");
-    lua_getfield(L, i, name);
-    read_place(L, fn, name, lua_gettop(L), t);
-    lua_pop(L, 1);
-  }
-  for (int a = 0; a < m->naxes; a++) {
-    if (lua_getfield(L, i, m->name[a]) != LUA_TNIL) add(ctx, a, read_place(L, fn, m->name[a], lua_gettop(L), t));
-    lua_pop(L, 1);
-  }
-}
-
-static void place_param(void *ctx, int axis, dt_place p) { ((dt_value *)ctx)->place[axis] = p; }
-
-/* The number of a node: an entry of g:nodes(), or the name of an input; -1: it is none. */
-static dt_nid node_of(lua_State *L, const char *fn, const dt_graph *g, int i) {
-  if (lua_type(L, i) == LUA_TSTRING) {
-    for (int k = 0; k < g->input.n; k++)
-      if (!strcmp(g->input.p[k].name, lua_tostring(L, i))) return g->val.p[g->input.p[k].val].node;
-    return -1;
-  }
-  int64_t n = 0;
-  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 ||
-      n > g->node.n)
-    dtl_bad_arg(L, fn, i - 1, "a parameter's or input's name, or an entry of graph:nodes()", i);
-  lua_pop(L, 1);
-  return (dt_nid)(n - 1);
-}
-
-/* Who reads what the node makes reads now[] instead: nodes before `upto`, and the lists of the graph. */
-static void redirect(dt_graph *g, dt_nid node, const dt_val *by, dt_nid upto) {
-  int n = g->val.n;
-  dt_val *now = dt_xalloc(sizeof *now * (size_t)(n + 1));
-  for (int v = 0; v < n; v++) now[v] = -1;
-  for (int o = 0; o < g->node.p[node].nout; o++) now[g->node.p[node].out[o]] = by[o];
-  dt_edit_replace(g, 0, upto, now, n);
-  dt_val *one[2] = {&g->loss, &g->count};
-  for (int k = 0; k < 2; k++)
-    if (*one[k] >= 0 && now[*one[k]] >= 0) *one[k] = now[*one[k]];
-  for (int k = 0; k < g->output.n; k++)
-    if (now[g->output.p[k]] >= 0) g->output.p[k] = now[g->output.p[k]];
-  free(now);
-}
-
-/* g:replace(node, f): f(inputs..., node) composes what stands in place of an entry of g:nodes(), and returns its results, of the same types. The
- * new nodes belong to the script's line that made the old one. */
-static int g_replace(lua_State *L) {
-  static const char fn[] = "graph:replace";
-  dtl_graph *b = check_graph(L, fn);
-  only_traced(L, fn, b->g);
-  lua_settop(L, 3);
-  dt_nid id = node_of(L, fn, b->g, 2), upto = b->g->node.n;
-  if (id < 0) dtl_bad_arg(L, fn, 1, "an entry of graph:nodes()", 2);
-  if (lua_type(L, 3) != LUA_TFUNCTION) dtl_bad_arg(L, fn, 2, "a function of the node's inputs", 3);
-  const dt_node n = b->g->node.p[id];
-  luaL_checkstack(L, n.nin + 8, fn);
-  dt_graph_block(b->g, n.block >= 0 ? b->g->block_name.p[n.block] : NULL);
-  lua_pushvalue(L, 3);
-  for (int k = 0; k < n.nin; k++) dtl_push_symbol(L, 1, n.in[k]);
-  lua_pushvalue(L, 2);
-  lua_call(L, n.nin + 1, n.nout);
-  dt_val by[DT_MAX_OUT];
-  bool *used = dt_xalloc((size_t)b->g->val.n + 1);
-  for (dt_nid i = 0; i < upto; i++)
-    for (int k = 0; k < b->g->node.p[i].nin; k++) used[b->g->node.p[i].in[k]] = true;
-  const char *wrong = NULL;
-  for (int o = 0; o < n.nout && !wrong; o++) {
-    dtl_symbol *s = dtl_to_symbol(L, 4 + o);
-    by[o] = s ? s->v : -1;
-    if (!s && used[n.out[o]]) wrong = dtl_kind(L, 4 + o);
-    if (s && !dt_type_eq(dt_type_of(b->g, s->v), dt_type_of(b->g, n.out[o]))) wrong = "a tensor of another type";
-  }
-  free(used);
-  if (wrong)
-    dtl_fail(L,
-             "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it "
-             "gave %s",
-             fn, dt_op(n.op)->name, wrong);
-  for (dt_nid i = upto; i < b->g->node.n; i++) b->g->node.p[i].file = n.file, b->g->node.p[i].line = n.line;
-  dt_graph_block(b->g, NULL);
-  redirect(b->g, id, by, upto);
-  return 0;
-}
-
-/* g:settle(): after replacing and placing, nodes stand in an order in which they can run, and what nobody needs is gone; symbols that were
- * given out before are void. */
-static int g_settle(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:settle");
-  dt_err e = {0};
-  only_traced(L, "graph:settle", b->g);
-  DTL_TRY(L, &e, dt_graph_sort(b->g, &e));
-  dt_graph_prune(b->g, 0);
-  return 0;
-}
-
-typedef struct placing {
-  dtl_graph *b;
-  dt_val v;
-} placing;
-static void place_value(void *ctx, int axis, dt_place p) {
-  placing *q = ctx;
-  dt_attr a[DT_MAX_ATTR] = {{.i = axis}, {.i = p.kind == DT_S}, {.i = p.dim}};
-  dt_place was[DT_MAX_AXES];
-  memcpy(was, q->b->g->val.p[q->v].place, sizeof was);
-  was[axis] = p;
-  q->v = dt_bn(q->b->g, DT_OP_place, &q->v, 1, a);
-  memcpy(q->b->g->val.p[q->v].place, was, sizeof was);
-}
-/* g:place(what, { axis = "R" | "S(dim)" } [, padded]): where a parameter (by name), an input (by name) or what a node makes (an entry of
- * g:nodes(); its first result) lies; before the place pass. padded: the last rank's part of a parameter may have rows too many. */
-static int g_place(lua_State *L) {
-  static const char fn[] = "place";
-  dtl_graph *b = check_graph(L, fn);
-  only_traced(L, fn, b->g);
-  for (int i = 0; i < b->g->param.n && lua_type(L, 2) == LUA_TSTRING; i++) {
-    dt_param *p = &b->g->param.p[i];
-    if (strcmp(p->name, lua_tostring(L, 2))) continue;
-    dt_type t = *dt_type_of(b->g, p->val);
-    read_places(L, fn, b, 3, &t, place_param, &b->g->val.p[p->val]);
-    p->placed = true, p->padded |= lua_toboolean(L, 4);
-    return 0;
-  }
-  dt_nid id = node_of(L, fn, b->g, 2), upto = b->g->node.n;
-  if (id < 0) dtl_fail(L, "%s: there is no parameter or input '%s'", fn, lua_tostring(L, 2));
-  const dt_node n = b->g->node.p[id];
-  if (n.op == DT_OP_param) dtl_fail(L, "%s: parameters are placed by their names", fn);
-  placing q = {b, n.out[0]};
-  dt_type t = *dt_type_of(b->g, q.v);
-  read_places(L, fn, b, 3, &t, place_value, &q);
-  for (dt_nid i = upto; i < b->g->node.n; i++)
-    b->g->node.p[i].file = n.file, b->g->node.p[i].line = n.line, b->g->node.p[i].block = n.block;
-  dt_val by[DT_MAX_OUT] = {q.v};
-  for (int o = 1; o < n.nout; o++) by[o] = -1;
-  if (q.v != n.out[0]) redirect(b->g, id, by, upto);
-  return 0;
-}
-/* g:placed(symbol, { axis = "R" | "S(dim)" }) -> the symbol, lying there */
-static int g_placed(lua_State *L) {
-  dtl_graph *b = check_graph(L, "place");
-  placing q = {b, check_symbol(L, "place", 1, 2, b)};
-  dt_type t = *dt_type_of(b->g, q.v);
-  read_places(L, "place", b, 3, &t, place_value, &q);
-  return dtl_push_symbol(L, 1, q.v), 1;
-}
-
-/* g:localize{ rank = }: the place pass */
-static int g_localize(lua_State *L) {
-  static const char fn[] = "graph:localize";
-  dtl_graph *b = check_graph(L, fn);
-  dt_err e = {0};
-  int64_t rank = 0;
-  lua_settop(L, 2);
-  DTL_OPTS(L, fn, 1, 2, {"rank", 'i', &rank, NULL});
-  dt_spec s = {.rank = (int)rank};
-  DTL_TRY(L, &e, dt_pass_place(b->g, &s, &e));
-  return 0;
-}
-
-/* A node's attributes by name on top of the stack. */
-static void push_attrs(lua_State *L, const dt_node *n) {
-  const dt_op_info *o = dt_op(n->op);
-  lua_createtable(L, 0, o->nspec);
-  for (int k = 0; k < o->nspec; k++) {
-    const dt_attr_spec *s = &o->spec[k];
-    const dt_attr *a = &n->attr[s->slot];
-    if (s->kind == 'b') lua_pushboolean(L, a->i != 0);
-    else if (s->kind == 'f') lua_pushnumber(L, a->f);
-    else if (s->kind == 'd') lua_pushstring(L, dt_dtype_name((int)a->i));
-    else if (s->kind == 'i') lua_pushinteger(L, a->i);
-    else {
-      int count = s->kind == 'l' ? (int)a->i : 2;
-      lua_createtable(L, count, 0);
-      for (int i = 0; i < count; i++) {
-        lua_pushinteger(L, a[i + (s->kind == 'l')].i);
-        lua_rawseti(L, -2, i + 1);
-      }
-    }
-    lua_setfield(L, -2, s->name);
-  }
-}
-
-/* g:nodes() -> list of { index =, op =, attrs = by name, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, heads = {
- * queries, keys } of attention, placed = whether it was said where it lies } */
-static int g_nodes(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:nodes");
-  lua_createtable(L, b->g->node.n, 0);
-  for (int i = 0; i < b->g->node.n; i++) {
-    const dt_node *n = &b->g->node.p[i];
-    const dt_value *v = &b->g->val.p[n->out[0]];
-    lua_createtable(L, 0, 7);
-    lua_pushinteger(L, i + 1);
-    lua_setfield(L, -2, "index");
-    lua_pushstring(L, dt_op(n->op)->name);
-    lua_setfield(L, -2, "op");
-    push_attrs(L, n);
-    lua_setfield(L, -2, "attrs");
-    lua_createtable(L, n->nin, 0);
-    for (int k = 0; k < n->nin; k++) {
-      lua_pushinteger(L, b->g->val.p[n->in[k]].node + 1);
-      lua_rawseti(L, -2, k + 1);
-    }
-    lua_setfield(L, -2, "inputs");
-    if (n->op == DT_OP_attention) {
-      lua_createtable(L, 2, 0);
-      for (int k = 0; k < 2; k++) {
-        lua_pushinteger(L, dt_type_of(b->g, n->in[k])->dim[n->attr[2].i ? 2 : 1]);
-        lua_rawseti(L, -2, k + 1);
-      }
-      lua_setfield(L, -2, "heads");
-    }
-    if (dt_op(n->op)->flags & OP_LEAF && v->name) {
-      lua_pushstring(L, v->name);
-      lua_setfield(L, -2, "name");
-    }
-    lua_createtable(L, v->t.nd, 0);
-    for (int d = 0; d < v->t.nd; d++) {
-      lua_pushinteger(L, v->t.dim[d]);
-      lua_rawseti(L, -2, d + 1);
-    }
-    lua_setfield(L, -2, "shape");
-    for (int k = 0; n->op == DT_OP_param && k < b->g->param.n; k++)
-      if (b->g->param.p[k].val == n->out[0] && b->g->param.p[k].placed) {
-        lua_pushboolean(L, 1);
-        lua_setfield(L, -2, "placed");
-      }
-    lua_rawseti(L, -2, i + 1);
-  }
-  return 1;
-}
-
 /* ---- results ---- */
 /* g:output(symbol, name): stays readable after a run, in the order of these calls */
 static int g_output(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:output");
-  dt_val v = check_symbol(L, "graph:output", 1, 2, b);
+  dtl_graph *b = dtl_check_graph(L, "graph:output");
+  dt_val v = dtl_check_graph_symbol(L, "graph:output", 1, 2, b);
   if (!lua_isnoneornil(L, 3)) {
     const char *name = dtl_text(L, "graph:output", 2, 3);
     if (!b->g->val.p[v].name) b->g->val.p[v].name = dt_arena_strdup(&b->g->mem, name);
@@ -741,15 +471,15 @@ static int g_output(lua_State *L) {
 
 /* g:loss(loss, count): the microbatch's mean loss and its weight (nil: the number of samples) */
 static int g_loss(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:loss");
-  only_traced(L, "graph:loss", b->g);
-  dt_val loss = check_symbol(L, "graph:loss", 1, 2, b), count = -1;
+  dtl_graph *b = dtl_check_graph(L, "graph:loss");
+  dtl_only_traced(L, "graph:loss", b->g);
+  dt_val loss = dtl_check_graph_symbol(L, "graph:loss", 1, 2, b), count = -1;
   char text[128];
   const dt_type *t = dt_type_of(b->g, loss);
   if (dt_numel(t) != 1 || !dt_is_float(t->dtype))
     dtl_fail(L, "the loss is %s, but must be one float; take its mean()", dt_type_str(t, text, sizeof text));
   if (!lua_isnoneornil(L, 3)) {
-    count = check_symbol(L, "graph:loss", 2, 3, b);
+    count = dtl_check_graph_symbol(L, "graph:loss", 2, 3, b);
     if (dt_numel(dt_type_of(b->g, count)) != 1)
       dtl_fail(L, "the loss's count is %s, but must be one number",
                dt_type_str(dt_type_of(b->g, count), text, sizeof text));
@@ -762,8 +492,8 @@ static int g_loss(lua_State *L) {
 /* g:assign(to, value): buffers while tracing forward; parameters and states after g:update() */
 static int g_assign(lua_State *L) {
   static const char fn[] = "graph:assign";
-  dtl_graph *b = check_graph(L, fn);
-  dt_val to = check_symbol(L, fn, 1, 2, b), value, out[DT_MAX_OUT];
+  dtl_graph *b = dtl_check_graph(L, fn);
+  dt_val to = dtl_check_graph_symbol(L, fn, 1, 2, b), value, out[DT_MAX_OUT];
   dt_err e = {0};
   bool update = b->g->level >= DT_UPDATED;
   int op = dt_node_of(b->g, to)->op;
@@ -771,7 +501,7 @@ static int g_assign(lua_State *L) {
     dtl_fail(L, "%s: only buffers can be written in a forward pass; parameters change in the optimizer's update", fn);
   if (dtl_to_tensor(L, 3)) value = dtl_graph_const(L, 1, 3);
   else if (lua_type(L, 3) == LUA_TNUMBER) value = dt_scalar(b->g, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
-  else value = check_symbol(L, fn, 2, 3, b);
+  else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
   value = dt_cast(b->g, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
   if (!dt_type_of(b->g, value)->nd && t.nd) {
@@ -786,14 +516,14 @@ static int g_assign(lua_State *L) {
 /* ---- blocks of the model ---- */
 /* g:block(name): what is traced from here on belongs to this block; g:block(): to none */
 static int g_block(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:block");
+  dtl_graph *b = dtl_check_graph(L, "graph:block");
   dt_graph_block(b->g, lua_isnoneornil(L, 2) ? NULL : dtl_text(L, "graph:block", 1, 2));
   return 0;
 }
 
 /* g:blocks() -> list of names in the order of their first operation */
 static int g_blocks(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:blocks");
+  dtl_graph *b = dtl_check_graph(L, "graph:blocks");
   lua_createtable(L, b->g->block_name.n, 0);
   for (int i = 0; i < b->g->block_name.n; i++) {
     lua_pushstring(L, b->g->block_name.p[i]);
@@ -810,7 +540,7 @@ static void list_in(lua_State *L, const char *fn, const char *what, int i) {
  * again. With ops only their results (in the given segments, or everywhere); otherwise all of a segment but what leaves it. */
 static int g_recompute(lua_State *L) {
   static const char fn[] = "graph:recompute";
-  dtl_graph *b = check_graph(L, fn);
+  dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
   lua_settop(L, 2);
@@ -851,7 +581,7 @@ static int g_recompute(lua_State *L) {
 /* g:grads() -> list of { name =, grad = symbol, symbol = the same }, in the parameters' order; without those that get
  * none */
 static int g_grads(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:grads");
+  dtl_graph *b = dtl_check_graph(L, "graph:grads");
   int n = 0;
   if (b->g->level < DT_DIFFED) dtl_fail(L, "graph:grads needs g:grad() first");
   lua_newtable(L);
@@ -859,8 +589,7 @@ static int g_grads(lua_State *L) {
     const dt_param *p = &b->g->param.p[i];
     if (p->grad < 0) continue;
     lua_createtable(L, 0, 3);
-    lua_pushstring(L, p->name);
-    lua_setfield(L, -2, "name");
+    dtl_set_text(L, "name", p->name);
     dtl_push_symbol(L, 1, p->grad);
     lua_pushvalue(L, -1);
     lua_setfield(L, -3, "grad");
@@ -872,9 +601,9 @@ static int g_grads(lua_State *L) {
 
 /* g:grad() -> g:grads() */
 static int g_grad(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:grad");
+  dtl_graph *b = dtl_check_graph(L, "graph:grad");
   dt_err e = {0};
-  if (b->g->level > DT_PLACED) dtl_fail(L, "a second graph:grad() must come before g:grad()");
+  if (b->g->level > DT_PLACED) dtl_fail(L, "graph:grad was called already; a graph has gradients once");
   if (!b->g->rows) { /* not said: what the data says */
     const dt_type *t = b->g->input.n ? dt_type_of(b->g, b->g->input.p[0].val) : NULL;
     b->g->rows = t && t->nd && t->dim[0] ? t->dim[0] : 1;
@@ -885,7 +614,7 @@ static int g_grad(lua_State *L) {
 
 /* g:update{ clip =, clip_value = } -> list of { name =, param =, grad =, group =, index = } */
 static int g_update(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:update");
+  dtl_graph *b = dtl_check_graph(L, "graph:update");
   dt_err e = {0};
   dt_spec s = {.train = true, .precision = DT_F32};
   lua_settop(L, 2);
@@ -900,18 +629,15 @@ static int g_update(lua_State *L) {
   for (int i = 0; i < n; i++) {
     dt_param p = b->g->param.p[i];
     lua_createtable(L, 0, 5);
-    lua_pushstring(L, p.name);
-    lua_setfield(L, -2, "name");
+    dtl_set_text(L, "name", p.name);
     dtl_push_symbol(L, 1, p.val);
     lua_setfield(L, -2, "param");
     if (scaled[i] >= 0) {
       dtl_push_symbol(L, 1, scaled[i]);
       lua_setfield(L, -2, "grad");
     }
-    lua_pushinteger(L, p.group);
-    lua_setfield(L, -2, "group");
-    lua_pushinteger(L, i + 1);
-    lua_setfield(L, -2, "index");
+    dtl_set_int(L, "group", p.group);
+    dtl_set_int(L, "index", i + 1);
     lua_rawseti(L, -2, i + 1);
   }
   return 1;
@@ -919,24 +645,17 @@ static int g_update(lua_State *L) {
 
 /* g:params() -> list of { name =, shape =, symbol =, trainable = } */
 static int g_params(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:params");
+  dtl_graph *b = dtl_check_graph(L, "graph:params");
   lua_createtable(L, b->g->param.n, 0);
   for (int i = 0; i < b->g->param.n; i++) {
     dt_param p = b->g->param.p[i];
-    dt_type t = *dt_type_of(b->g, p.val);
     lua_createtable(L, 0, 4);
-    lua_pushstring(L, p.name);
-    lua_setfield(L, -2, "name");
-    lua_createtable(L, t.nd, 0);
-    for (int d = 0; d < t.nd; d++) {
-      lua_pushinteger(L, t.dim[d]);
-      lua_rawseti(L, -2, d + 1);
-    }
+    dtl_set_text(L, "name", p.name);
+    dtl_push_shape(L, dt_type_of(b->g, p.val));
     lua_setfield(L, -2, "shape");
     dtl_push_symbol(L, 1, p.val);
     lua_setfield(L, -2, "symbol");
-    lua_pushboolean(L, p.trainable);
-    lua_setfield(L, -2, "trainable");
+    dtl_set_bool(L, "trainable", p.trainable);
     lua_rawseti(L, -2, i + 1);
   }
   return 1;
@@ -949,19 +668,21 @@ void dtl_open_graph(lua_State *L) {
                                 {"axes_size", l_axes_size},
                                 {"sample_axes", l_sample_axes},
                                 {NULL, NULL}};
-  static const luaL_Reg method[] = {
-      {"input", g_input},     {"param", g_param},         {"buffer", g_buffer},       {"state", g_state},
-      {"hyper", g_hyper},     {"full", g_full},           {"output", g_output},       {"loss", g_loss},
-      {"assign", g_assign},   {"grad", g_grad},           {"grads", g_grads},         {"update", g_update},
-      {"params", g_params},   {"place", g_place},         {"placed", g_placed},       {"localize", g_localize},
-      {"replace", g_replace}, {"settle", g_settle},       {"nodes", g_nodes},         {"clone", g_clone},
-      {"block", g_block},     {"blocks", g_blocks},       {"recompute", g_recompute}, {"local_state", g_local_state},
-      {"between", g_between}, {"unclipped", g_unclipped}, {"compile", dtl_compile},   {NULL, NULL}};
+  static const luaL_Reg method[] = {{"input", g_input},         {"param", g_param},
+                                    {"buffer", g_buffer},       {"state", g_state},
+                                    {"hyper", g_hyper},         {"full", g_full},
+                                    {"output", g_output},       {"loss", g_loss},
+                                    {"assign", g_assign},       {"grad", g_grad},
+                                    {"grads", g_grads},         {"update", g_update},
+                                    {"params", g_params},       {"clone", g_clone},
+                                    {"block", g_block},         {"blocks", g_blocks},
+                                    {"recompute", g_recompute}, {"local_state", g_local_state},
+                                    {"between", g_between},     {"unclipped", g_unclipped},
+                                    {"compile", dtl_compile},   {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
-  luaL_newmetatable(L, DTL_GRAPH);
-  lua_pushcfunction(L, graph_gc);
-  lua_setfield(L, -2, "__gc");
-  luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  dtl_class(L, DTL_GRAPH, method, graph_gc);
+  luaL_getmetatable(L, DTL_GRAPH);
+  lua_getfield(L, -1, "__index");
+  luaL_setfuncs(L, dtl_place_methods, 0);
+  lua_pop(L, 2);
 }

@@ -24,6 +24,13 @@ dt_val dtl_graph_const(lua_State *L, int like, int i);
 /* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
 void dtl_graph_anchor(lua_State *L, int box);
 
+/* The graph at stack index 1, not compiled yet; a symbol of it at index i. */
+dtl_graph *dtl_check_graph(lua_State *L, const char *fn);
+dt_val dtl_check_graph_symbol(lua_State *L, const char *fn, int arg, int i, const dtl_graph *b);
+void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g); /* an error behind the place pass */
+const char *dtl_axes_of(lua_State *L, const dt_graph *g); /* names of the mesh's axes, for a message; on the stack */
+extern const luaL_Reg dtl_place_methods[];                /* of graphs: what strategies say of them (l_place.c) */
+
 int dtl_compile(lua_State *L); /* g:compile{...} */
 
 /* A checked pipeline schedule (l_schedule.c). */

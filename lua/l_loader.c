@@ -98,10 +98,7 @@ static int l_next(lua_State *L) {
     const char *key;
     int64_t v;
   } field[] = {{"step", b.step}, {"epoch", b.epoch}, {"count", b.count}};
-  for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
-    lua_pushinteger(L, field[i].v);
-    lua_setfield(L, -2, field[i].key);
-  }
+  for (size_t i = 0; i < sizeof field / sizeof *field; i++) dtl_set_int(L, field[i].key, field[i].v);
   for (int m = 0; m < b.nmicro; m++) {
     lua_createtable(L, 0, ds->nfields);
     for (int k = 0; k < ds->nfields; k++) {
@@ -120,10 +117,5 @@ void dtl_open_loader(lua_State *L) {
   static const luaL_Reg method[] = {{"sizes", l_sizes}, {"micros", l_micros}, {"steps_per_epoch", l_steps},
                                     {"seek", l_seek},   {"next", l_next},     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
-  luaL_newmetatable(L, DTL_LOADER);
-  lua_pushcfunction(L, loader_gc);
-  lua_setfield(L, -2, "__gc");
-  luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  dtl_class(L, DTL_LOADER, method, loader_gc);
 }

@@ -365,12 +365,7 @@ static int dim_at(lua_State *L, const char *fn, const dt_type *t, int i) {
 }
 
 static int l_shape(lua_State *L) {
-  const dt_type *t = self_type(L, "shape");
-  lua_createtable(L, t->nd, 0);
-  for (int d = 0; d < t->nd; d++) {
-    lua_pushinteger(L, t->dim[d]);
-    lua_rawseti(L, -2, d + 1);
-  }
+  dtl_push_shape(L, self_type(L, "shape"));
   return 1;
 }
 static int l_dim(lua_State *L) { return lua_pushinteger(L, self_type(L, "dim")->nd), 1; }

@@ -26,21 +26,13 @@ typedef struct verbs_ctx {
   int keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
 } verbs_ctx;
 
-static int names_of_axes(lua_State *L, const dt_mesh *m, int axes) { /* a list on top of the stack */
+/* Pushes a list of their names. */
+static void push_axes(lua_State *L, const dt_mesh *m, int axes) {
   lua_newtable(L);
   for (int a = 0, n = 0; a < m->naxes; a++) {
     if (!(axes >> a & 1)) continue;
     lua_pushstring(L, m->name[a]);
     lua_rawseti(L, -2, ++n);
-  }
-  return 1;
-}
-
-static void push_shape(lua_State *L, const dt_type *t) {
-  lua_createtable(L, t->nd, 0);
-  for (int d = 0; d < t->nd; d++) {
-    lua_pushinteger(L, t->dim[d]);
-    lua_rawseti(L, -2, d + 1);
   }
 }
 
@@ -55,13 +47,10 @@ static void push_parameters(lua_State *L, const dt_graph *g, int bucket) {
     const dt_param *p = &g->param.p[i];
     if (p->bucket != bucket) continue;
     lua_createtable(L, 0, 4);
-    lua_pushstring(L, p->name);
-    lua_setfield(L, -2, "name");
-    lua_pushinteger(L, p->flat - begin);
-    lua_setfield(L, -2, "begin");
-    lua_pushinteger(L, dt_numel(&p->full));
-    lua_setfield(L, -2, "numel");
-    push_shape(L, &p->full);
+    dtl_set_text(L, "name", p->name);
+    dtl_set_int(L, "begin", p->flat - begin);
+    dtl_set_int(L, "numel", dt_numel(&p->full));
+    dtl_push_shape(L, &p->full);
     lua_setfield(L, -2, "shape");
     lua_rawseti(L, -2, ++k);
   }
@@ -79,7 +68,8 @@ typedef struct verb_call {
   int n;
 } verb_call;
 
-static int trace_bucket(lua_State *L) { /* reduce and gather: fn(graph, symbol, number, parameters, axes) -> symbol */
+/* reduce and gather: fn(graph, symbol, number, parameters, axes) -> symbol */
+static int trace_bucket(lua_State *L) {
   verb_call *v = lua_touserdata(L, 1);
   const dt_graph *g = v->c->box->g;
   lua_settop(L, 3); /* 2: the function, 3: the graph */
@@ -88,7 +78,7 @@ static int trace_bucket(lua_State *L) { /* reduce and gather: fn(graph, symbol, 
   dtl_push_symbol(L, 3, v->in);
   lua_pushinteger(L, v->bucket);
   push_parameters(L, g, v->bucket);
-  names_of_axes(L, &g->mesh, v->axes);
+  push_axes(L, &g->mesh, v->axes);
   lua_call(L, 5, 1);
   v->out = -1;
   if (lua_isnil(L, -1)) return 0;
@@ -116,20 +106,17 @@ static int axes_of_list(lua_State *L, const dt_mesh *m, const char *what, int i)
   return axes;
 }
 
-static int keep_parameter(
-    lua_State
-        *L) { /* fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
+/* keep: fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
+static int keep_parameter(lua_State *L) {
   verb_call *v = lua_touserdata(L, 1);
   const dt_param *p = &v->g->param.p[v->param];
   const dt_type *t = dt_type_of(v->g, p->val);
   const dt_mesh *m = &v->g->mesh;
   lua_settop(L, 2);
   lua_createtable(L, 0, 3);
-  lua_pushstring(L, p->name);
-  lua_setfield(L, -2, "name");
-  lua_pushinteger(L, dt_numel(t));
-  lua_setfield(L, -2, "numel");
-  push_shape(L, t);
+  dtl_set_text(L, "name", p->name);
+  dtl_set_int(L, "numel", dt_numel(t));
+  dtl_push_shape(L, t);
   lua_setfield(L, -2, "shape");
   lua_call(L, 1, 1);
   if (lua_isnil(L, -1)) return 0;
@@ -150,7 +137,8 @@ static int keep_parameter(
   return 0;
 }
 
-static int group_buckets(lua_State *L) { /* fn(list of { name =, shape =, bytes = }) -> nil or list of lists of names */
+/* buckets: fn(list of { name =, shape =, bytes = }) -> nil or list of lists of names */
+static int group_buckets(lua_State *L) {
   verb_call *v = lua_touserdata(L, 1);
   lua_settop(L, 2);
   lua_createtable(L, v->n, 0);
@@ -158,11 +146,9 @@ static int group_buckets(lua_State *L) { /* fn(list of { name =, shape =, bytes 
   for (int i = 0; i < v->n; i++) {
     const dt_param *p = &v->g->param.p[v->list[i].param];
     lua_createtable(L, 0, 3);
-    lua_pushstring(L, p->name);
-    lua_setfield(L, -2, "name");
-    lua_pushinteger(L, v->list[i].bytes);
-    lua_setfield(L, -2, "bytes");
-    push_shape(L, dt_type_of(v->g, p->val));
+    dtl_set_text(L, "name", p->name);
+    dtl_set_int(L, "bytes", v->list[i].bytes);
+    dtl_push_shape(L, dt_type_of(v->g, p->val));
     lua_setfield(L, -2, "shape");
     lua_rawseti(L, 3, i + 1);
     lua_pushinteger(L, i);
@@ -379,26 +365,16 @@ static int push_text(lua_State *L, const char *fn, void (*text)(const dt_plan *,
 }
 static int p_text(lua_State *L) { return push_text(L, "plan:text", dt_plan_text); }
 
-static void field_text(lua_State *L, const char *name, const char *text) {
-  if (!text) return;
-  lua_pushstring(L, text);
-  lua_setfield(L, -2, name);
-}
-static void field_int(lua_State *L, const char *name, int64_t n) {
-  lua_pushinteger(L, n);
-  lua_setfield(L, -2, name);
-}
-
 /* The table of one collective or message on top of the stack. */
 static void push_traffic(lua_State *L, const dt_plan *p, const dt_traffic *t) {
   static const char *const reds[] = {"sum", "max", "min", "mean"};
   const dt_instr *x = t->x;
   const dt_mesh *m = &p->g->mesh;
   lua_createtable(L, 0, 20);
-  field_text(L, "op", dt_op(x->op)->name);
-  names_of_axes(L, m, x->group.axes);
+  dtl_set_text(L, "op", dt_op(x->op)->name);
+  push_axes(L, m, x->group.axes);
   lua_setfield(L, -2, "axes");
-  if (x->group.part) field_int(L, "part", x->group.part);
+  if (x->group.part) dtl_set_int(L, "part", x->group.part);
   if (x->group.stages) {
     lua_newtable(L);
     for (int s = 0, n = 0; s < 64; s++) {
@@ -408,28 +384,25 @@ static void push_traffic(lua_State *L, const dt_plan *p, const dt_traffic *t) {
     }
     lua_setfield(L, -2, "stages");
   }
-  if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) field_int(L, "peer", p->lane.p[x->lane].peer);
-  else field_int(L, "ranks", t->ranks);
-  if (x->op == DT_OP_all_reduce || x->op == DT_OP_reduce_scatter) field_text(L, "reduction", reds[x->red]);
-  field_text(L, "dtype", dt_dtype_name(x->view[0].t.dtype));
-  field_int(L, "bytes", t->bytes);
-  field_int(L, "sent", t->sent);
-  field_int(L, "received", t->received);
-  field_text(L, "when",
-             t->micro               ? "each microbatch"
-             : t->seg == DT_SEG_PRE ? "once a step, before"
-             : t->seg == DT_SEG_UPD ? "once a step, after"
-                                    : "after the last microbatch");
-  lua_pushboolean(L, t->micro);
-  lua_setfield(L, -2, "each_microbatch");
-  lua_pushboolean(L, x->ticket != 0 || x->kind != DT_I_COMM);
-  lua_setfield(L, -2, "overlapped");
-  field_text(L, "first", t->first);
-  field_text(L, "last", t->last);
-  field_text(L, "needs", t->needs);
-  lua_pushnumber(L, t->flops);
-  lua_setfield(L, -2, "flops");
-  field_text(L, "reason", x->reason);
+  if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) dtl_set_int(L, "peer", p->lane.p[x->lane].peer);
+  else dtl_set_int(L, "ranks", t->ranks);
+  if (x->op == DT_OP_all_reduce || x->op == DT_OP_reduce_scatter) dtl_set_text(L, "reduction", reds[x->red]);
+  dtl_set_text(L, "dtype", dt_dtype_name(x->view[0].t.dtype));
+  dtl_set_int(L, "bytes", t->bytes);
+  dtl_set_int(L, "sent", t->sent);
+  dtl_set_int(L, "received", t->received);
+  dtl_set_text(L, "when",
+               t->micro               ? "each microbatch"
+               : t->seg == DT_SEG_PRE ? "once a step, before"
+               : t->seg == DT_SEG_UPD ? "once a step, after"
+                                      : "after the last microbatch");
+  dtl_set_bool(L, "each_microbatch", t->micro);
+  dtl_set_bool(L, "overlapped", x->ticket != 0 || x->kind != DT_I_COMM);
+  dtl_set_text(L, "first", t->first);
+  dtl_set_text(L, "last", t->last);
+  dtl_set_text(L, "needs", t->needs);
+  dtl_set_num(L, "flops", t->flops);
+  dtl_set_text(L, "reason", x->reason);
   if (!x->file) return;
   lua_pushfstring(L, "%s:%d", x->file, x->line);
   lua_setfield(L, -2, "line");
@@ -460,11 +433,9 @@ static int p_memory(lua_State *L) {
   lua_createtable(L, 0, DT_NREG + 1);
   for (int r = 0; r < DT_NREG; r++) {
     total += b->p->bytes[r];
-    lua_pushinteger(L, b->p->bytes[r]);
-    lua_setfield(L, -2, dt_region_name[r]);
+    dtl_set_int(L, dt_region_name[r], b->p->bytes[r]);
   }
-  lua_pushinteger(L, total);
-  lua_setfield(L, -2, "total");
+  dtl_set_int(L, "total", total);
   return 1;
 }
 
@@ -528,11 +499,10 @@ static int p_passes(lua_State *L) {
   for (int i = 0; i < g->passed.n; i++) {
     const dt_passed *x = &g->passed.p[i];
     lua_createtable(L, 0, 4);
-    field_text(L, "name", x->name);
-    field_int(L, "before", x->before);
-    field_int(L, "after", x->after);
-    lua_pushnumber(L, x->seconds);
-    lua_setfield(L, -2, "seconds");
+    dtl_set_text(L, "name", x->name);
+    dtl_set_int(L, "before", x->before);
+    dtl_set_int(L, "after", x->after);
+    dtl_set_num(L, "seconds", x->seconds);
     lua_rawseti(L, -2, i + 1);
   }
   return 1;
@@ -550,10 +520,5 @@ void dtl_open_plan(lua_State *L) {
                                     {"recomputed", p_recomputed},
                                     {"passes", p_passes},
                                     {NULL, NULL}};
-  luaL_newmetatable(L, DTL_PLAN);
-  lua_pushcfunction(L, plan_gc);
-  lua_setfield(L, -2, "__gc");
-  luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  dtl_class(L, DTL_PLAN, method, plan_gc);
 }

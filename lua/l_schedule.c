@@ -158,8 +158,7 @@ static int s_starts(lua_State *L) {
       lua_pushnumber(L, at[r][i]);
       lua_rawseti(L, -2, 4);
       if (a->with) {
-        lua_pushboolean(L, true);
-        lua_setfield(L, -2, "with");
+        dtl_set_bool(L, "with", true);
       }
       lua_rawseti(L, -2, i + 1);
     }
@@ -174,10 +173,5 @@ void dtl_open_schedule(lua_State *L) {
   static const luaL_Reg method[] = {
       {"in_flight", s_flight}, {"split", s_split}, {"time", s_time}, {"starts", s_starts}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
-  luaL_newmetatable(L, DTL_SCHEDULE);
-  lua_pushcfunction(L, schedule_gc);
-  lua_setfield(L, -2, "__gc");
-  luaL_newlib(L, method);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  dtl_class(L, DTL_SCHEDULE, method, schedule_gc);
 }

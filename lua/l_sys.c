@@ -276,10 +276,7 @@ static int l_version(lua_State *L) {
   lua_createtable(L, 0, 5);
   const char *const kv[][2] = {
       {"version", DT_VERSION}, {"isa", dt_cpu_isa()}, {"mpi", mpi_plugin()}, {"cuda", "none"}, {"lua", LUA_RELEASE}};
-  for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) {
-    lua_pushstring(L, kv[i][1]);
-    lua_setfield(L, -2, kv[i][0]);
-  }
+  for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) dtl_set_text(L, kv[i][0], kv[i][1]);
   return 1;
 }
 

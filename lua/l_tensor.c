@@ -538,7 +538,7 @@ static int l_save(lua_State *L) {
     list[n++] = (dt_named){lua_tostring(L, -2), t->v};
   }
   qsort(list, (size_t)n, sizeof *list, by_name); /* the table's own order is chance */
-  DTL_TRY(L, &e, dt_st_write(path, list, n, NULL, 0, NULL, &e));
+  DTL_TRY(L, &e, dt_st_write(path, list, n, NULL, 0, &e));
   return 0;
 }
 
