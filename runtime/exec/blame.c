@@ -89,17 +89,14 @@ dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, cons
 
 dt_status dt_exec_share_blame(dt_exec *x, dt_status found, dt_err *mine, int64_t step, const char *what, double value,
                               dt_err *e) {
-  dt_comm *c = x->ctx->comm;
-  double first = found ? c->rank : c->size;
-  if (c->size > 1) DT_TRY(c->vt->all_reduce(c, &first, 1, DT_F64, DT_MIN, e));
-  if (first == c->size)
+  dt_status st = dt_comm_told(x->ctx->comm, found, mine);
+  if (!st)
     return dt_fail(e, DT_EUSER, NULL,
                    "step %lld: %s is %g, though every value that it was made from is finite: they are too large to be "
                    "added up; lower the learning rate, clip by value, or scale the loss down",
                    (long long)step + 1, what, value);
-  if (c->size > 1) DT_TRY(c->vt->broadcast(c, mine, sizeof *mine, (int)first, e));
   if (e) *e = *mine;
-  return DT_EUSER;
+  return st;
 }
 
 dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double value, dt_err *e) {

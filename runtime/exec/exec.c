@@ -142,7 +142,3 @@ int dt_exec_find(const dt_exec *x, const char *name) {
   int i = dt_names_find(&x->names, name);
   return i >= 0 || strncmp(name, "grad:", 5) ? i : dt_exec_gradient(x, name + 5);
 }
-dt_view dt_exec_get(dt_exec *x, const char *name) {
-  int i = dt_exec_find(x, name);
-  return i < 0 || x->kept[i].at.share ? (dt_view){0} : x->kept[i].v;
-}

@@ -100,7 +100,6 @@ void dt_exec_items(dt_exec *x, dt_items *k);
 /* Collective. Whether replicas of the parameters and buffers still have the same bits on every axis of the mesh; a difference is an error that names
  * the first tensor and two ranks. Does nothing where replicas may differ (local steps, independent). */
 dt_status dt_exec_alike(dt_exec *x, dt_err *e);
-dt_view dt_exec_get(dt_exec *x, const char *name); /* where it lies; NULL p when unknown, or in parts */
 
 /* ---- operations on concrete tensors: each is a graph of one op, run by the same executor as a step (single.c) ---- */
 /* Runs op on contiguous inputs. Its executor stays in a cache of the context (by op, attributes and input types) and holds the

@@ -9,15 +9,6 @@ dt_build dt_build_at(dt_graph *g, dt_phase phase) {
   return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1}};
 }
 
-dt_cursor dt_cursor_of(const dt_node *n) {
-  return (dt_cursor){.file = n->file,
-                     .line = n->line,
-                     .phase = (dt_phase)n->phase,
-                     .serves = n->serves,
-                     .block = n->block,
-                     .chunk = n->chunk};
-}
-
 void dt_build_block(dt_build *b, const char *name) {
   dt_graph *g = b->g;
   int k = g->block_name.n;
@@ -259,7 +250,6 @@ dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr
 }
 dt_val dt_b1(dt_graph *g, int op, dt_val a) { return dt_build1(HERE, op, a); }
 dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b) { return dt_build2(HERE, op, a, b); }
-dt_val dt_b3(dt_graph *g, int op, dt_val a, dt_val b, dt_val c) { return dt_build3(HERE, op, a, b, c); }
 dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim) {
   return dt_build_full(HERE, v, dtype, nd, dim);
 }
@@ -270,5 +260,4 @@ dt_val dt_permute(dt_graph *g, dt_val x, const int *perm) { return dt_build_perm
 dt_val dt_reduce(dt_graph *g, int op, dt_val x, int ndims, const int *dims, bool keepdim) {
   return dt_build_reduce(HERE, op, x, ndims, dims, keepdim);
 }
-dt_val dt_sum_to(dt_graph *g, dt_val x, const dt_type *want) { return dt_build_sum_to(HERE, x, want); }
 dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name) { return dt_build_leaf(HERE, op, t, name); }

@@ -32,7 +32,6 @@ int dt_mesh_stages(const dt_mesh *m);                    /* index of the axis th
 int dt_mesh_count(const dt_mesh *m, int axes);           /* how many ranks differ on these axes (bits) alone */
 int dt_mesh_among(const dt_mesh *m, int rank, int axes); /* which of those a rank is, the first axis counting most */
 int dt_mesh_coord(const dt_mesh *m, int rank, int axis); /* rank's coordinate on an axis; 0 for axis -1 */
-int dt_mesh_rank(const dt_mesh *m, const int *coord);    /* rank at the coordinates [naxes] */
 
 /* Who takes part in a communication: ranks that differ only in their coordinates on `axes` (a bit mask). part > 0: blocks of
  * that many neighbours among them; part < 0: those at the same place of every such block. stages != 0: only these coordinates
@@ -323,7 +322,6 @@ typedef struct dt_build {
   dt_cursor at;
 } dt_build;
 dt_build dt_build_at(dt_graph *g, dt_phase phase); /* of no line, block or chunk, serving no node */
-dt_cursor dt_cursor_of(const dt_node *n);          /* a node's phase, line, block, chunk and the node that it serves */
 
 /* Adds a node: checks arity, runs the shape rule (an error names the op, the shapes and what would fit), infers the placement
  * R. a: NULL for the op's defaults (dt_op_defaults writes them). out[] receives nout values. */
@@ -368,7 +366,6 @@ dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_a
 void dt_graph_block(dt_graph *g, const char *name);
 dt_val dt_b1(dt_graph *g, int op, dt_val a);
 dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b);
-dt_val dt_b3(dt_graph *g, int op, dt_val a, dt_val b, dt_val c);
 dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr);
 dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim);
 dt_val dt_scalar(dt_graph *g, double v, int dtype);
@@ -376,7 +373,6 @@ dt_val dt_cast(dt_graph *g, dt_val a, int dtype);
 dt_val dt_reshape(dt_graph *g, dt_val a, int nd, const int64_t *dim);
 dt_val dt_permute(dt_graph *g, dt_val a, const int *perm);
 dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool keepdim);
-dt_val dt_sum_to(dt_graph *g, dt_val a, const dt_type *t);
 dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name);
 
 /* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire

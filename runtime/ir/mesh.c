@@ -47,12 +47,6 @@ int dt_mesh_coord(const dt_mesh *m, int rank, int axis) {
   return rank % m->size[axis];
 }
 
-int dt_mesh_rank(const dt_mesh *m, const int *coord) {
-  int r = 0;
-  for (int a = 0; a < m->naxes; a++) r = r * m->size[a] + coord[a];
-  return r;
-}
-
 int dt_group_size(const dt_mesh *m, dt_group g) {
   int n = 1, stages = dt_mesh_stages(m);
   for (int a = 0; a < m->naxes; a++)

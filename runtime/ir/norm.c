@@ -23,20 +23,27 @@ dt_status shape_layer_norm(dt_shape_ctx *s) {
   return done(s, 3);
 }
 
-dt_status shape_layer_norm_bwd(dt_shape_ctx *s) {
+/* backward of all three norms: inputs gy, x, weight, statistics; outputs the gradients of x, of the weight and of nout - 2 more like it */
+static dt_status norm_bwd(dt_shape_ctx *s, const dt_type *w, const dt_type *stat, int nout) {
+  static const char *const stats[] = {"the mean", "rstd"};
+  const dt_type *x = s->in[1];
+  DT_TRY(shape_is(s, 2, w, "the weight"));
+  for (int i = 3; i < s->nin; i++) DT_TRY(shape_is(s, i, stat, stats[2 - (s->nin - i)]));
+  s->out[0] = *x;
+  for (int o = 1; o < nout; o++) s->out[o] = *w;
+  return done(s, nout);
+}
+static dt_status row_norm_bwd(dt_shape_ctx *s, int nout) {
   const dt_type *x = s->in[1];
   dt_type w;
   DT_TRY(shape_floats(s, 3));
   DT_TRY(shape_is(s, 0, x, "the output's gradient"));
   DT_TRY(norm_dims(s, x, &w));
   dt_type stat = vec_type(stat_dtype(x->dtype), rows_of(x, w.nd));
-  DT_TRY(shape_is(s, 2, &w, "the weight"));
-  DT_TRY(shape_is(s, 3, &stat, "the mean"));
-  DT_TRY(shape_is(s, 4, &stat, "rstd"));
-  s->out[0] = *x;
-  s->out[1] = s->out[2] = w;
-  return done(s, 3);
+  return norm_bwd(s, &w, &stat, nout);
 }
+dt_status shape_layer_norm_bwd(dt_shape_ctx *s) { return row_norm_bwd(s, 3); }
+dt_status shape_rms_norm_bwd(dt_shape_ctx *s) { return row_norm_bwd(s, 2); }
 
 dt_status shape_rms_norm(dt_shape_ctx *s) {
   const dt_type *x = s->in[0];
@@ -46,20 +53,6 @@ dt_status shape_rms_norm(dt_shape_ctx *s) {
   if (s->nin > 1) DT_TRY(shape_is(s, 1, &w, "the weight"));
   s->out[0] = *x;
   s->out[1] = vec_type(stat_dtype(x->dtype), rows_of(x, w.nd));
-  return done(s, 2);
-}
-
-dt_status shape_rms_norm_bwd(dt_shape_ctx *s) {
-  const dt_type *x = s->in[1];
-  dt_type w;
-  DT_TRY(shape_floats(s, 3));
-  DT_TRY(shape_is(s, 0, x, "the output's gradient"));
-  DT_TRY(norm_dims(s, x, &w));
-  dt_type stat = vec_type(stat_dtype(x->dtype), rows_of(x, w.nd));
-  DT_TRY(shape_is(s, 2, &w, "the weight"));
-  DT_TRY(shape_is(s, 3, &stat, "rstd"));
-  s->out[0] = *x;
-  s->out[1] = w;
   return done(s, 2);
 }
 
@@ -123,12 +116,7 @@ dt_status shape_batch_norm_bwd(dt_shape_ctx *s) {
   DT_TRY(shape_floats(s, 3));
   DT_TRY(shape_is(s, 0, x, "the output's gradient"));
   DT_TRY(channels(s, x, &w, &stat));
-  DT_TRY(shape_is(s, 2, &w, "the weight"));
-  DT_TRY(shape_is(s, 3, &stat, "the mean"));
-  DT_TRY(shape_is(s, 4, &stat, "rstd"));
-  s->out[0] = *x;
-  s->out[1] = s->out[2] = w;
-  return done(s, 3);
+  return norm_bwd(s, &w, &stat, 3);
 }
 
 void grad_batch_norm(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {

@@ -54,13 +54,6 @@ static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t
   return v;
 }
 
-static void alias(dt_graph *g, dt_val v, dt_val root, int64_t offset) {
-  dt_value *x = &g->val.p[v];
-  dt_view w = dt_view_make(NULL, &x->t);
-  x->root = root, x->offset = offset;
-  memcpy(x->stride, w.stride, sizeof x->stride);
-}
-
 /* Contributions to one parameter's gradient write or add into its slot at `at` of `flat`: a buffer that sums up over the step's
  * microbatches or, when `each`, one that begins anew in each of them. */
 static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at, bool each, const int *nuse) {
@@ -91,7 +84,7 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
       uint32_t bit = (uint32_t)DT_CALL_ACC0 << x->out;
       if (k || !each) n->acc |= bit;
       if (k == 0 && !each && !mixed) n->acc_first0 |= bit;
-      alias(g, v, flat, at);
+      dt_edit_alias(g, v, flat, at);
       last = v;
       continue;
     }
@@ -100,7 +93,7 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
       g->chunk = n->chunk;
       last = add_fused(g, &v, 1, &t, copy_program(g, &t, false), phase, "begins the gradient");
       g->chunk = -1;
-      alias(g, last, flat, at);
+      dt_edit_alias(g, last, flat, at);
       g->node.p[ai].in[k] = last;
       continue;
     }
@@ -111,7 +104,7 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
       zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}};
       zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
       last = add_fused(g, NULL, 0, &t, zero, DT_PRE, "gradient starts at zero");
-      alias(g, last, flat, at);
+      dt_edit_alias(g, last, flat, at);
       if (direct) {
         k--; /* again, now that there is something to add to */
         continue;
@@ -121,11 +114,11 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
     g->chunk = dt_node_of(g, v)->chunk;
     dt_val sum = add_fused(g, in, 2, &t, copy_program(g, &t, true), phase, "adds to the gradient");
     g->chunk = -1;
-    alias(g, sum, flat, at);
+    dt_edit_alias(g, sum, flat, at);
     g->node.p[ai].in[k] = sum;
     last = sum;
   }
-  alias(g, p->grad, flat, at);
+  dt_edit_alias(g, p->grad, flat, at);
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
@@ -250,14 +243,14 @@ static void merge_updates(dt_graph *g, const int *order, int np, const buffers *
     dt_type t0 = g->val.p[ua.out[0]].t;
     t0.nd = 1, t0.dim[0] = len;
     dt_val v = add_fused(g, in, ua.nin, &t0, vm, DT_UPD, "optimizer over a range of the flat buffers");
-    alias(g, v, g->val.p[ua.out[0]].root, g->val.p[ua.out[0]].offset);
+    dt_edit_alias(g, v, ua.out[0], 0);
     dt_nid at = g->val.p[v].node;
     for (int o = 1; o < ua.nout; o++) {
       dt_value x = {.t = g->val.p[ua.out[o]].t, .node = at, .out = (int16_t)o, .addr = -1};
       x.t.nd = 1, x.t.dim[0] = len;
       dt_vec_push(&g->val, x);
       g->node.p[at].out[o] = g->val.n - 1;
-      alias(g, g->val.n - 1, g->val.p[ua.out[o]].root, g->val.p[ua.out[o]].offset);
+      dt_edit_alias(g, g->val.n - 1, ua.out[o], 0);
     }
     g->node.p[at].nout = ua.nout;
     g->node.p[at].flags |= ua.flags & DT_NODE_OWN;

@@ -139,12 +139,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
     st = dt_fail(e, DT_EBUG, NULL, "order: a cycle through %s (%d of %d nodes sorted)", name, sorted.n, living);
     dt_vec_free(&sorted);
   } else {
-    free(g->node.p);
-    g->node.p = sorted.p, g->node.n = sorted.n, g->node.cap = sorted.cap;
-    for (dt_nid i = 0; i < g->node.n; i++)
-      for (int o = 0; o < g->node.p[i].nout; o++) g->val.p[g->node.p[i].out[o]].node = i;
-    for (dt_nid i = 0; i < g->node.n; i++)
-      if (g->node.p[i].serves >= 0) g->node.p[i].serves = place[g->node.p[i].serves];
+    dt_edit_relist(g, sorted.p, sorted.n, place);
   }
   free(place);
   dt_vec_free(&from);
@@ -261,11 +256,8 @@ static void ahead_and_behind(dt_graph *g) {
     qsort(pos, (size_t)n, sizeof *pos, earlier);
     for (dt_nid i = 0; i < n; i++) to[pos[i].node] = i;
     for (dt_nid i = 0; i < n; i++) all[to[i]] = g->node.p[i];
-    memcpy(g->node.p, all, sizeof(dt_node) * (size_t)n);
-    for (int v = 0; v < g->val.n; v++) g->val.p[v].node = to[g->val.p[v].node];
-    for (dt_nid i = 0; i < n; i++)
-      if (g->node.p[i].serves >= 0) g->node.p[i].serves = to[g->node.p[i].serves];
-    free(to), free(all);
+    dt_edit_relist(g, all, n, to);
+    free(to);
   }
   dt_vec_free(&gathers);
   dt_vec_free(&shares);

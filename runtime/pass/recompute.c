@@ -152,12 +152,9 @@ dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e) {
     place[i] = d.all.n;
     dt_vec_push(&d.all, n);
   }
-  free(g->node.p);
-  g->node.p = d.all.p, g->node.n = d.all.n, g->node.cap = d.all.cap;
+  dt_edit_relist(g, d.all.p, d.all.n, place);
   for (dt_nid i = 0; i < g->node.n; i++) {
-    dt_node *n = &g->node.p[i];
-    if (n->serves >= 0) n->serves = place[n->serves];
-    for (int o = 0; o < n->nout; o++) g->val.p[n->out[o]].node = i;
+    const dt_node *n = &g->node.p[i];
     if ((n->flags & DT_NODE_RECOMPUTED) || (dt_op(n->op)->flags & OP_VIEW)) dt_view_derive(g, i);
   }
   free(place), free(d.drop), free(d.mark), free(d.clone);

@@ -13,17 +13,8 @@ void dt_reduce_flags(dt_graph *g, dt_nid from, int flags) {
 }
 
 dt_val dt_reduce_comm(dt_graph *g, int op, dt_val v, int axes, int red, const char *reason) {
-  dt_attr a[DT_MAX_ATTR];
-  dt_op_defaults(op, a);
-  dt_group group = {.axes = axes};
-  dt_group_set(g, a, group);
-  int n = dt_group_size(&g->mesh, group);
-  if (op == DT_OP_all_reduce) a[3].i = red;
-  if (op == DT_OP_reduce_scatter) a[3].i = red, a[4].i = n;
-  if (op == DT_OP_all_gather) a[3].i = n;
-  dt_val r = dt_bn(g, op, &v, 1, a);
-  dt_node_of(g, r)->reason = reason;
-  return r;
+  dt_build b = dt_build_here(g);
+  return dt_build_comm(&b, op, v, (dt_comm_args){.group.axes = axes, .red = red}, reason);
 }
 
 dt_val dt_reduce_slice(dt_graph *g, dt_val v, int64_t begin, int64_t len) {
@@ -34,16 +25,8 @@ dt_val dt_reduce_slice(dt_graph *g, dt_val v, int64_t begin, int64_t len) {
 }
 
 static dt_val vector(dt_graph *g, int op, int dtype, int64_t n, const char *name, dt_region region) {
-  dt_type t = dt_type_make(dtype, 1, &n);
-  dt_val v = dt_leaf(g, op, &t, name);
-  g->val.p[v].region = (uint8_t)region;
-  return v;
-}
-
-/* v lies at `offset` elements behind the beginning of `base`. */
-static void alias(dt_graph *g, dt_val v, dt_val base, int64_t offset) {
-  dt_value *x = &g->val.p[v], *y = &g->val.p[base];
-  x->root = y->root, x->offset = y->offset + offset;
+  dt_build b = dt_build_here(g);
+  return dt_build_vector(&b, op, dtype, n, name, region);
 }
 
 const char *dt_reduce_axes(dt_graph *g, int axes) {
@@ -110,16 +93,16 @@ static dt_val reduce_plainly(work *w, int b, dt_val v, int axes) {
     const char *why = dt_arena_printf(
         &g->mem, "gradients of bucket %d: partial sums over %s become whole, each rank keeps its share", b,
         dt_reduce_axes(g, k->shared));
-    dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, k->shared, RED_SUM, why);
-    alias(g, r, v, share_offset(w, b));
+    dt_val r = dt_reduce_comm(g, DT_OP_reduce_scatter, v, k->shared, DT_RED_SUM, why);
+    dt_edit_alias(g, r, v, share_offset(w, b));
     v = r;
     axes &= ~k->shared;
   }
   if (axes) {
     const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
                                       dt_reduce_axes(g, axes));
-    dt_val r = dt_reduce_comm(g, DT_OP_all_reduce, v, axes, RED_SUM, why);
-    alias(g, r, v, 0);
+    dt_val r = dt_reduce_comm(g, DT_OP_all_reduce, v, axes, DT_RED_SUM, why);
+    dt_edit_alias(g, r, v, 0);
     v = r;
   }
   return v;
@@ -138,7 +121,7 @@ static dt_status reduce_by_verb(work *w, int b, dt_val *v, dt_err *e) {
   if (k->axes & ~w->samples) {
     const char *why = dt_arena_printf(&g->mem, "gradients of bucket %d: partial sums over %s become whole", b,
                                       dt_reduce_axes(g, k->axes & ~w->samples));
-    *v = dt_reduce_comm(g, DT_OP_all_reduce, *v, k->axes & ~w->samples, RED_SUM, why);
+    *v = dt_reduce_comm(g, DT_OP_all_reduce, *v, k->axes & ~w->samples, DT_RED_SUM, why);
   }
   dt_nid first = g->node.n;
   dt_val out = -1;
@@ -230,14 +213,14 @@ static void tie_stages(work *w) {
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &g->param.p[i];
     if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0) continue;
-    dt_attr c[DT_MAX_ATTR];
-    dt_op_defaults(DT_OP_all_reduce, c);
-    dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages});
     g->phase = DT_UPD, g->file = p->file, g->line = p->line, g->serves = -1;
-    dt_val v = w->flat[p->bucket], r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
-    dt_node_of(g, r)->reason = dt_arena_printf(
-        &g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
-    alias(g, r, v, 0);
+    dt_build at = dt_build_here(g);
+    const char *why = dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs",
+                                      p->name);
+    const dt_group stages = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
+    dt_val v = w->flat[p->bucket],
+           r = dt_build_comm(&at, DT_OP_all_reduce, v, (dt_comm_args){.group = stages, .red = DT_RED_SUM}, why);
+    dt_edit_alias(g, r, v, 0);
     w->flat[p->bucket] = r;
   }
 }
@@ -325,7 +308,7 @@ static void rewrite_norm(work *w) {
     dt_vec_free(&in);
     if (axes)
       s = dt_reduce_comm(
-          g, DT_OP_all_reduce, s, axes, RED_SUM,
+          g, DT_OP_all_reduce, s, axes, DT_RED_SUM,
           dt_arena_printf(&g->mem, "gradient norm: squares of what differs over %s", dt_reduce_axes(g, axes)));
     total = total < 0 ? s : dt_b2(g, DT_OP_add, total, s);
   }
@@ -462,7 +445,7 @@ static dt_status gathered(work *w, source *src, int b, int low_dtype, int phase,
                                            phase == DT_FWD ? "forward" : "backward");
   dt_val r;
   DT_TRY(gather_share(w, b, v, &r, why, e));
-  if (step && is_gather_of(g, r, v)) alias(g, v, r, share_offset(w, b)); /* the cast writes where it will lie */
+  if (step && is_gather_of(g, r, v)) dt_edit_alias(g, v, r, share_offset(w, b)); /* the cast writes where it will lie */
   if (!step) g->val.p[r].region = DT_REG_COMM, q->turn[d] = ++*turn;
   g->chunk = of;
   *out = q->now[d] = r;
@@ -568,11 +551,8 @@ static void settle(work *w) {
     for (int i = 0; i < n; i++)
       if ((i < w->nn) == old) to[i] = start[pos[i]]++;
   for (int i = 0; i < n; i++) all[to[i]] = g->node.p[i];
-  memcpy(g->node.p, all, sizeof(dt_node) * (size_t)n);
-  for (int v = 0; v < g->val.n; v++) g->val.p[v].node = to[g->val.p[v].node];
-  for (int i = 0; i < n; i++)
-    if (g->node.p[i].serves >= 0) g->node.p[i].serves = to[g->node.p[i].serves];
-  free(pos), free(start), free(all), free(to);
+  dt_edit_relist(g, all, n, to);
+  free(pos), free(start), free(to);
 }
 
 /* What stood for parameters that are now in shares: nobody reads it any more. */

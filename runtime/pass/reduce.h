@@ -5,8 +5,6 @@
 
 #include "pass.h"
 
-enum { RED_SUM }; /* attribute `red` of the op table */
-
 typedef struct work {
   dt_graph *g;
   const dt_spec *s;

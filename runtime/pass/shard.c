@@ -154,7 +154,7 @@ static void finish(shard *h) {
       if (h->totals.p[b].axes == axes) dt_vec_push(&in, h->totals.p[b].part);
     g->file = NULL, g->line = 0;
     dt_val all = dt_bn(g, DT_OP_concat, in.p, in.n, (dt_attr[DT_MAX_ATTR]){{.i = 0}});
-    all = dt_reduce_comm(g, DT_OP_all_reduce, all, axes, RED_SUM,
+    all = dt_reduce_comm(g, DT_OP_all_reduce, all, axes, DT_RED_SUM,
                          "sums that the optimizer takes over whole parameters");
     dt_vec_free(&in);
     for (int b = a; b < h->totals.n; b++) {
