@@ -164,6 +164,12 @@ static char *parent_of(const char *path) {
   return s;
 }
 
+char *dt_path_join(const char *folder, const char *name) {
+  dt_str s = {0};
+  dt_str_add(&s, "%s/%s", folder, name);
+  return s.p;
+}
+
 dt_status dt_dir_make(const char *path, dt_err *e) {
   char *s = dt_xstrdup(path);
   size_t n = strlen(s);
@@ -202,30 +208,21 @@ dt_status dt_out_open(dt_out *o, const char *path, dt_err *e) {
     dt_str_free(&tmp);
     return st;
   }
-  XXH64_state_t *h = XXH64_createState();
-  if (h) XXH64_reset(h, 0);
-  *o = (dt_out){fd, dt_xstrdup(path), tmp.p, 0, h};
-  if (!h) {
-    dt_out_abort(o);
-    return dt_io_fail(e, path, "write the file", ENOMEM);
-  }
+  *o = (dt_out){fd, dt_xstrdup(path), tmp.p};
   return DT_OK;
 }
 
 dt_status dt_out_write(dt_out *o, const void *p, size_t n, dt_err *e) {
   const char *c = p;
-  if (n) XXH64_update(o->hash, p, n);
   while (n) {
     size_t part = n < (size_t)1 << 30 ? n : (size_t)1 << 30;
     ssize_t k = write(o->fd, c, part);
     if (k < 0 && errno == EINTR) continue;
     if (k < 0) return dt_io_fail(e, o->path, "write the file", errno);
-    c += k, n -= (size_t)k, o->size += k;
+    c += k, n -= (size_t)k;
   }
   return DT_OK;
 }
-
-uint64_t dt_out_hash(const dt_out *o) { return XXH64_digest(o->hash); }
 
 dt_status dt_out_commit(dt_out *o, dt_err *e) {
   dt_status st = DT_OK;
@@ -247,7 +244,6 @@ void dt_out_abort(dt_out *o) {
   if (o->path) {
     if (o->fd >= 0) close(o->fd);
     unlink(o->tmp); /* already gone after a commit */
-    XXH64_freeState(o->hash);
     free(o->path);
     free(o->tmp);
   }

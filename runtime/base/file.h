@@ -29,12 +29,9 @@ void dt_map_close(dt_map *m); /* also of a zeroed one */
 typedef struct dt_out {
   int fd;
   char *path, *tmp;
-  int64_t size;
-  void *hash; /* XXH64 (seed 0) of what was written so far */
 } dt_out;
 dt_status dt_out_open(dt_out *o, const char *path, dt_err *e);
 dt_status dt_out_write(dt_out *o, const void *p, size_t n, dt_err *e);
-uint64_t dt_out_hash(const dt_out *o);
 /* Flushes to the disk (file and folder), renames, releases. On failure the temporary is gone and an older file
  * intact. */
 dt_status dt_out_commit(dt_out *o, dt_err *e);
@@ -48,6 +45,7 @@ void dt_hash_add(void *h, const void *p, size_t n);
 uint64_t dt_hash_end(void *h);
 
 /* ---- folders ---- */
-dt_status dt_dir_make(const char *path, dt_err *e); /* with its parents; fine when it is there */
-dt_status dt_dir_sync(const char *path, dt_err *e); /* names created or renamed in it reach the disk */
+char *dt_path_join(const char *folder, const char *name); /* folder/name, the caller's to free */
+dt_status dt_dir_make(const char *path, dt_err *e);       /* with its parents; fine when it is there */
+dt_status dt_dir_sync(const char *path, dt_err *e);       /* names created or renamed in it reach the disk */
 #endif

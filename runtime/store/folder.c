@@ -16,12 +16,6 @@
 
 #define RUN_FILE "run.json"
 
-static char *join(const char *a, const char *b) {
-  dt_str s = {0};
-  dt_str_add(&s, "%s/%s", a, b);
-  return s.p;
-}
-
 /* ---- files ---- */
 dt_status dt_own_open(const char *path, int flags, int *out, dt_err *e) {
   struct stat s;
@@ -109,7 +103,7 @@ dt_status dt_hold_take(dt_hold *h, const char *dir, dt_err *e) {
   int64_t pid;
   *h = (dt_hold){.fd = -1};
   DT_TRY(dt_dir_make(dir, e));
-  char *path = join(dir, RUN_FILE);
+  char *path = dt_path_join(dir, RUN_FILE);
   dt_status st = dt_own_open(path, O_RDWR | O_CREAT, &h->fd, e);
   free(path);
   if (st) return st;
@@ -135,7 +129,7 @@ dt_status dt_hold_take(dt_hold *h, const char *dir, dt_err *e) {
 }
 
 dt_status dt_hold_name(dt_hold *h, const char *run, dt_err *e) {
-  char host[128] = "", since[40], *path = join(h->dir, RUN_FILE);
+  char host[128] = "", since[40], *path = dt_path_join(h->dir, RUN_FILE);
   time_t now = time(NULL);
   struct tm t;
   gethostname(host, sizeof host - 1);
@@ -213,7 +207,7 @@ static bool is_ours(const char *name) {
 }
 
 dt_status dt_folder_remove(const char *dir, const char *name, bool *stays, dt_err *e) {
-  char *path = join(dir, name);
+  char *path = dt_path_join(dir, name);
   dt_status st = DT_OK;
   *stays = false;
   int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -259,7 +253,7 @@ static dt_status retire(const char *dir, int64_t step, dt_err *e) {
   bool stays;
   dt_step_name(name, step);
   snprintf(gone, sizeof gone, "%s.tmp", name);
-  char *from = join(dir, name), *to = join(dir, gone);
+  char *from = dt_path_join(dir, name), *to = dt_path_join(dir, gone);
   dt_status st = DT_OK;
   if (rename(from, to)) {
     if (errno != ENOENT) st = dt_io_fail(e, from, "remove this old checkpoint", errno);
@@ -291,7 +285,7 @@ dt_status dt_folder_try(const char *dir, dt_err *e) {
   char name[40];
   dt_step_name(name, 0);
   strcat(name, ".tmp");
-  char *path = join(dir, name), *file = join(path, DT_MANIFEST);
+  char *path = dt_path_join(dir, name), *file = dt_path_join(path, DT_MANIFEST);
   dt_status st = DT_OK;
   if (mkdir(path, 0777)) st = dt_io_fail(e, path, "make the folder", errno);
   if (!st) {

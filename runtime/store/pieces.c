@@ -101,6 +101,12 @@ void dt_pieces_of(const dt_stored *d, const dt_mesh *m, int rank, dt_pieces *out
   for (int k = 0; k < nd; k++) dt_vec_free(&r[k]);
 }
 
+int64_t dt_pieces_len(const dt_pieces *list) {
+  int64_t n = 0;
+  for (int i = 0; i < list->n; i++) n += list->p[i].len;
+  return n;
+}
+
 /* Axes on which ranks differ in their pieces. */
 static int telling(const dt_stored *d) {
   int axes = d->share;

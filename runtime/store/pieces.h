@@ -37,6 +37,7 @@ typedef DT_VEC(dt_piece) dt_pieces;
 /* Appends what `rank` keeps, ascending in `local`, neighbours merged; padding belongs to no piece. Whether a stage holds the tensor
  * at all is not looked at. */
 void dt_pieces_of(const dt_stored *d, const dt_mesh *m, int rank, dt_pieces *out);
+int64_t dt_pieces_len(const dt_pieces *list);                  /* elements of all of them */
 dt_type dt_pieces_local(const dt_stored *d, const dt_mesh *m); /* type of the local tensor: the same on every rank */
 /* The elements of the local tensor that a rank keeps: [*begin, *begin + *len); all of them when there are no shares. */
 void dt_pieces_share(const dt_stored *d, const dt_mesh *m, int rank, int64_t *begin, int64_t *len);

@@ -5,13 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "ckpt.h"
-
-static char *join(const char *a, const char *b) {
-  dt_str s = {0};
-  dt_str_add(&s, "%s/%s", a, b);
-  return s.p;
-}
+#include "relay.h"
 
 void dt_ckpt_close(dt_ckpt *c) {
   for (int f = 0; f < 2; f++) {
@@ -24,7 +18,7 @@ void dt_ckpt_close(dt_ckpt *c) {
 }
 
 static dt_status read_manifest(const char *path, dt_str *out, dt_err *e) {
-  char *file = join(path, DT_MANIFEST);
+  char *file = dt_path_join(path, DT_MANIFEST);
   struct stat s;
   int fd;
   dt_status st = dt_own_open(file, O_RDONLY, &fd, e);
@@ -54,8 +48,7 @@ static dt_status open_file(dt_ckpt *c, int f, const char *file, dt_err *e) {
 
 static dt_status check_blocks(dt_ckpt *c, dt_comm *comm, int f, const char *file, dt_err *e) {
   const dt_ckpt_blocks *b = &c->m.file[f];
-  int sees = 0, nth = 0;
-  for (int r = 0; r < comm->size; r++) nth = r == comm->rank ? sees : nth, sees += c->seen[r];
+  int nth, sees = dt_relay_turn(c->seen, comm, &nth);
   for (int i = nth; i < b->n && sees; i += sees) {
     int64_t at = i * b->block, n = b->size - at < b->block ? b->size - at : b->block;
     uint64_t h;
@@ -71,7 +64,7 @@ static dt_status check_blocks(dt_ckpt *c, dt_comm *comm, int f, const char *file
 static dt_status open_files(dt_ckpt *c, dt_comm *comm, dt_err *e) {
   char *file[2];
   struct stat s[2] = {{0}};
-  for (int f = 0; f < 2; f++) file[f] = join(c->path, dt_ckpt_file[f]);
+  for (int f = 0; f < 2; f++) file[f] = dt_path_join(c->path, dt_ckpt_file[f]);
   dt_status st = open_file(c, 0, file[0], e);
   if (!st) st = open_file(c, 1, file[1], e);
   int64_t mine[4] = {0}, first[4];
@@ -120,7 +113,7 @@ dt_status dt_ckpt_newest(dt_ckpt *c, dt_comm *comm, const char *dir, dt_str *ski
     st = comm->vt->broadcast(comm, &step, sizeof step, 0, e);
     if (st) break;
     dt_step_name(name, step);
-    char *path = join(dir, name);
+    char *path = dt_path_join(dir, name);
     dt_status bad = dt_ckpt_open(c, comm, path, &why);
     if (bad == DT_EUSER || bad == DT_ECOMM)
       st = dt_fail(e, bad, NULL, "%s", why.text); /* whole, but not for this version */
@@ -176,21 +169,16 @@ static dt_status get(const dt_ckpt *c, const dt_item *w, int64_t at, int64_t n, 
 /* A rank that does not see the files asks rank 0 for pieces of one tensor, and gets them behind one another. */
 static dt_status ask(const dt_ckpt *c, const dt_items *k, int i, int who, const dt_pieces *mine, char *p, dt_err *e) {
   dt_comm *m = k->comm;
-  int64_t size = (int64_t)dt_dtype_size(k->item[i].at.whole.dtype), count = mine->n, n = 0;
+  int64_t size = (int64_t)dt_dtype_size(k->item[i].at.whole.dtype);
   dt_pieces list = {0};
-  if (m->rank == who) {
-    DT_TRY(dt_comm_send(m, &count, sizeof count, 0, e));
-    if (count) DT_TRY(dt_comm_send(m, mine->p, count * (int64_t)sizeof *mine->p, 0, e));
-  } else {
-    DT_TRY(dt_comm_receive(m, &count, sizeof count, who, e));
-    dt_vec_grow(&list, (int)count + 1);
-    list.n = (int)count;
-    if (count) DT_TRY(dt_comm_receive(m, list.p, count * (int64_t)sizeof *list.p, who, e));
-  }
   const dt_pieces *of = m->rank == who ? mine : &list;
-  for (int j = 0; j < of->n; j++) n += of->p[j].len;
+  dt_status st = m->rank == who ? dt_relay_give(m, mine, 0, e) : dt_relay_take(m, &list, who, e);
+  if (st) {
+    dt_vec_free(&list);
+    return st;
+  }
+  const int64_t n = dt_pieces_len(of);
   char *packed = dt_xalloc((size_t)(n * size) + 1);
-  dt_status st = DT_OK;
   if (m->rank != who)
     for (int64_t j = 0, at = 0; j < of->n && !st; at += of->p[j++].len * size)
       st = get(c, &k->item[i], of->p[j].global, of->p[j].len, packed + at, e);

@@ -94,8 +94,7 @@ dt_status dt_st_header(const char *path, const dt_named *list, int n, const dt_p
   return DT_OK;
 }
 
-dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_written *done,
-                      dt_err *e) {
+dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_err *e) {
   dt_str h = {0};
   dt_out o;
   int64_t total, *where = dt_xalloc(sizeof *where * (size_t)(n + 1));
@@ -107,7 +106,6 @@ dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pa
   for (size_t size = 8; size; size /= 2)
     for (int i = 0; i < n; i++)
       if (dt_dtype_size(list[i].v.t.dtype) == size) DT_GO(dt_view_write(&list[i].v, &o, e), abandon);
-  if (done) *done = (dt_written){o.size, dt_out_hash(&o)};
   st = dt_out_commit(&o, e);
   goto done;
 abandon:

@@ -13,21 +13,14 @@ typedef struct dt_pair {
   const char *key, *value;
 } dt_pair;
 
-/* What a write produced. */
-typedef struct dt_written {
-  int64_t size;
-  uint64_t hash; /* XXH64 of the file */
-} dt_written;
-
 /* The bytes before the data of a file that holds these types (memory is not looked at): appended to h, which is empty. where[i]: the byte of the file
  * at which tensor i begins; total: the file's size. path is for messages. */
 dt_status dt_st_header(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_str *h,
                        int64_t *where, int64_t *total, dt_err *e);
 /* Writes the tensors (any strides) straight from their memory; nothing or the whole file appears at `path`. The file
  * holds them by falling element size, otherwise in the given order, so that each is aligned. Names must differ.
- * meta: nmeta pairs for "__metadata__". done may be NULL. */
-dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_written *done,
-                      dt_err *e);
+ * meta: nmeta pairs for "__metadata__". */
+dt_status dt_st_write(const char *path, const dt_named *list, int n, const dt_pair *meta, int nmeta, dt_err *e);
 
 /* An open file: tensors in file order, views into the map (aligned copies where the file is not aligned). */
 typedef struct dt_st {

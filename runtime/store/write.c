@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "ckpt.h"
+#include "relay.h"
 
 /* How the other ranks know the files that rank 0 has made: a file of that number, size and time is no other host's. */
 typedef struct stamp {
@@ -24,12 +24,6 @@ typedef struct writing {
   int64_t *at; /* [items] byte of the file where a tensor begins */
   char *seen;  /* [ranks] who writes into the files itself */
 } writing;
-
-static char *join(const char *a, const char *b) {
-  dt_str s = {0};
-  dt_str_add(&s, "%s/%s", a, b);
-  return s.p;
-}
 
 /* Headers, and where each tensor lies: the same on every rank. */
 static dt_status plan_files(writing *w, dt_err *e) {
@@ -117,34 +111,25 @@ static dt_status put(writing *w, int i, const dt_pieces *list, const char *from,
   return DT_OK;
 }
 
-static int64_t total(const dt_pieces *list) {
-  int64_t n = 0;
-  for (int p = 0; p < list->n; p++) n += list->p[p].len;
-  return n;
-}
-
-/* A rank that does not see the files gives its part of tensor i to rank 0: how many pieces, the pieces, their elements. */
+/* A rank that does not see the files gives its part of tensor i to rank 0: the pieces, then their elements. */
 static dt_status relay(writing *w, int i, int from, const dt_pieces *mine, const char *p, dt_err *e) {
   dt_comm *c = w->k->comm;
-  int64_t size = (int64_t)dt_dtype_size(w->k->item[i].at.whole.dtype), count = mine->n;
+  int64_t size = (int64_t)dt_dtype_size(w->k->item[i].at.whole.dtype), bytes = dt_pieces_len(mine) * size;
   if (c->rank == from) {
-    DT_TRY(dt_comm_send(c, &count, sizeof count, 0, e));
-    if (!count) return DT_OK;
-    char *packed = dt_xalloc((size_t)(total(mine) * size));
-    for (int64_t k = 0, at = 0; k < count; at += mine->p[k++].len * size)
+    DT_TRY(dt_relay_give(c, mine, 0, e));
+    if (!mine->n) return DT_OK;
+    char *packed = dt_xalloc((size_t)bytes);
+    for (int64_t k = 0, at = 0; k < mine->n; at += mine->p[k++].len * size)
       memcpy(packed + at, p + mine->p[k].local * size, (size_t)(mine->p[k].len * size));
-    dt_status st = dt_comm_send(c, mine->p, count * (int64_t)sizeof *mine->p, 0, e);
-    if (!st) st = dt_comm_send(c, packed, total(mine) * size, 0, e);
+    dt_status st = dt_comm_send(c, packed, bytes, 0, e);
     free(packed);
     return st;
   }
-  DT_TRY(dt_comm_receive(c, &count, sizeof count, from, e));
   dt_pieces list = {0};
-  dt_vec_grow(&list, (int)count + 1);
-  list.n = (int)count;
-  dt_status st = count ? dt_comm_receive(c, list.p, count * (int64_t)sizeof *list.p, from, e) : DT_OK;
-  char *packed = st ? NULL : dt_xalloc((size_t)(total(&list) * size) + 1);
-  if (!st && count) st = dt_comm_receive(c, packed, total(&list) * size, from, e);
+  dt_status st = dt_relay_take(c, &list, from, e);
+  bytes = dt_pieces_len(&list) * size;
+  char *packed = st ? NULL : dt_xalloc((size_t)bytes + 1);
+  if (!st && list.n) st = dt_comm_receive(c, packed, bytes, from, e);
   if (!st) st = put(w, i, &list, packed, true, e);
   free(packed);
   dt_vec_free(&list);
@@ -181,8 +166,7 @@ static dt_status put_tensors(writing *w, dt_err *e) {
 /* The ranks that see the files hash the blocks in turns; all get all hashes. */
 static dt_status hash_blocks(writing *w, dt_err *e) {
   dt_comm *c = w->k->comm;
-  int sees = 0, nth = 0;
-  for (int r = 0; r < c->size; r++) nth = r == c->rank ? sees : nth, sees += w->seen[r];
+  int nth, sees = dt_relay_turn(w->seen, c, &nth);
   dt_status st = DT_OK;
   for (int f = 0; f < 2; f++) {
     dt_ckpt_blocks *b = &w->m->file[f];
@@ -205,7 +189,7 @@ static dt_status hash_blocks(writing *w, dt_err *e) {
 }
 
 static dt_status put_manifest(writing *w, dt_err *e) {
-  char *path = join(w->tmp, DT_MANIFEST);
+  char *path = dt_path_join(w->tmp, DT_MANIFEST);
   dt_str text = {0};
   int fd = -1;
   dt_status st = dt_manifest_text(w->m, &text, e);
@@ -250,10 +234,10 @@ dt_status dt_ckpt_write(const dt_items *k, const char *dir, dt_manifest *m, int 
                    (long long)m->meta.step, keep);
   char name[40];
   dt_step_name(name, m->meta.step);
-  writing w = {.k = k, .m = m, .fd = {-1, -1}, .path = join(dir, name)};
+  writing w = {.k = k, .m = m, .fd = {-1, -1}, .path = dt_path_join(dir, name)};
   strcat(name, ".tmp");
-  w.tmp = join(dir, name);
-  for (int f = 0; f < 2; f++) w.file[f] = join(w.tmp, dt_ckpt_file[f]);
+  w.tmp = dt_path_join(dir, name);
+  for (int f = 0; f < 2; f++) w.file[f] = dt_path_join(w.tmp, dt_ckpt_file[f]);
   w.at = dt_xalloc(sizeof *w.at * (size_t)(k->n + 1));
   w.seen = dt_xalloc((size_t)k->comm->size + 1);
   dt_status st = write_all(&w, dir, keep, e);

@@ -96,7 +96,6 @@ T_TEST ("files: whole or not at all") {
   dt_out o;
   T_CHECK(dt_out_open(&o, path, &e) == DT_OK && dt_out_write(&o, "old", 3, &e) == DT_OK);
   T_CHECK(access(path, F_OK) != 0);
-  T_CHECK(dt_out_hash(&o) == dt_file_hash("old", 3) && o.size == 3);
   T_CHECK(dt_out_commit(&o, &e) == DT_OK);
   T_CHECK(dt_out_open(&o, path, &e) == DT_OK && dt_out_write(&o, "newer", 5, &e) == DT_OK);
   dt_out_abort(&o);
