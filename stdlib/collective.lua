@@ -1,9 +1,9 @@
--- Collectives as methods: x:all_reduce(axes, how, o), x:reduce_scatter(axes, how, o), x:all_gather(axes, o), x:all_to_all(axes, o),
--- x:shift { axis =, by = }. On symbolic tensors, in models, losses, hooks and strategies alike, `axes` is a name of the mesh's or a
--- list of
--- names; dim 0 is cut or joined, in the order of ranks; how: "sum" (default), "mean", "max", "min"; o.part = n: within blocks of n
--- neighbours, -n: across such blocks. Over an axis of one rank each is the identity. They have gradients (of max and min none passes).
--- On concrete tensors they are dt.all_reduce and its kin, among all ranks.
+-- Collectives as methods: x:all_reduce(axes, how, o), x:reduce_scatter(axes, how, o), x:all_gather(axes, o),
+-- x:all_to_all(axes, o), x:shift { axis =, by = }. On symbolic tensors, in models, losses, hooks and strategies alike,
+-- `axes` is a name of the mesh's or a list of names; dim 0 is cut or joined, in the order of ranks; how: "sum"
+-- (default), "mean", "max", "min"; o.part = n: within blocks of n neighbours, -n: across such blocks. Over an axis of
+-- one rank each is the identity. They have gradients (of max and min none passes). On concrete tensors they are
+-- dt.all_reduce and its kin, among all ranks.
 local core = require "dtrain.core"
 local ops = require "dtrain.ops"
 local scope = require "dtrain.nn.scope"

@@ -14,7 +14,7 @@ local function text(v)
     return ("function of line %d"):format(i.linedefined)
   end
   local meta = getmetatable(v)
-  if type(meta) == "table" and meta.__name and type(v) ~= "string" then return meta.__name end
+  if type(meta) == "table" and meta.__name then return meta.__name end
   if type(v) == "boolean" or v == nil then return tostring(v) end
   if type(v) ~= "table" then return type(v) end
   local parts = {}

@@ -1,10 +1,8 @@
--- Engines that hold the same parameters and buffers: alternating losses, a GAN's two players. Each engine lays them out in its
--- executor
--- as its own strategy wants, but there is one value: an engine that is about to read takes what another has changed since.
--- Invariants: parameter.engine is the engine that changed it last, parameter.changed counts the changes that others must see;
--- engine.held lists, in the model's order, which is the same on all ranks, { p, name in the executor, trains, seen = the change it
--- has }.
--- Engines that share nothing pay for nothing.
+-- Engines that hold the same parameters and buffers: alternating losses, a GAN's two players. Each engine lays them out
+-- in its executor as its own strategy wants, but there is one value: an engine that is about to read takes what another
+-- has changed since. Invariants: parameter.engine is the engine that changed it last, parameter.changed counts the
+-- changes that others must see; engine.held lists, in the model's order, which is the same on all ranks, { p, name in
+-- the executor, trains, seen = the change it has }. Engines that share nothing pay for nothing.
 local modules = require "dtrain.nn.module"
 local trace = require "dtrain.trace"
 local util = require "dtrain.util"

@@ -61,7 +61,7 @@ local function compile(job, graph, how, train)
   local o = { train = train, precision = job.precision, rows = how.rows, rank = how.where.rank, threads = how.threads,
     clip = job.clip.norm, clip_value = job.clip.value, layout = how.layout, ranks = how.where.ranks,
     optimizer = job.optimizer.def.name }
-  job.parallel:compile(o, how.where.mesh, graph, how)
+  job.parallel:compile(o, graph, how)
   return graph:compile(o)
 end
 

@@ -1,6 +1,6 @@
--- CLIP's contrastive loss (Radford et al. 2021) on replicas: each has its own pairs and compares them with those of all, which it
--- gathers;
--- gradients flow back through the gather. The result is that of one process with the whole batch.
+-- CLIP's contrastive loss (Radford et al. 2021) on replicas: each has its own pairs and compares them with those of
+-- all, which it gathers; gradients flow back through the gather. The result is that of one process with the whole
+-- batch.
 --   mpirun -n 2 dtrain examples/strategies/clip_contrastive.lua
 --   dtrain explain examples/strategies/clip_contrastive.lua --ranks 2    look at: all_gather forward, reduce_scatter backward
 local dt = require "dtrain"

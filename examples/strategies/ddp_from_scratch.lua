@@ -1,6 +1,5 @@
--- Data parallelism in a dozen lines: an axis whose ranks have samples of their own, buckets of about 64 KB in the order in which
--- backward
--- finishes their gradients, and one all-reduce for each, which overlaps with the rest of backward.
+-- Data parallelism in a dozen lines: an axis whose ranks have samples of their own, buckets of about 64 KB in the order
+-- in which backward finishes their gradients, and one all-reduce for each, which overlaps with the rest of backward.
 --   mpirun -n 2 dtrain examples/strategies/ddp_from_scratch.lua
 --   dtrain explain examples/strategies/ddp_from_scratch.lua --ranks 4    look at: what each bucket's all-reduce overlaps with
 local dt = require "dtrain"

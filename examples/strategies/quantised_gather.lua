@@ -1,8 +1,6 @@
--- ZeRO-3 whose gathers travel in 8 bits (ZeRO++, Wang et al. 2023): a share becomes bytes with one scale for every 256 elements. A
--- quarter of
--- the bytes of f32 travels; weights in forward and backward are off by up to 1/254 of their block's largest, so losses are near
--- those of
--- full gathers and not equal to them.
+-- ZeRO-3 whose gathers travel in 8 bits (ZeRO++, Wang et al. 2023): a share becomes bytes with one scale for every 256
+-- elements. A quarter of the bytes of f32 travels; weights in forward and backward are off by up to 1/254 of their
+-- block's largest, so losses are near those of full gathers and not equal to them.
 --   mpirun -n 2 dtrain examples/strategies/quantised_gather.lua
 --   dtrain explain examples/strategies/quantised_gather.lua --ranks 4    look at: all_gather of u8 instead of f32
 local dt = require "dtrain"

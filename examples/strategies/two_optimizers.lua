@@ -1,6 +1,6 @@
--- A generative adversarial network (Goodfellow et al. 2014): two engines take steps in turn on one set of parameters. Each has a
--- loss and an
--- optimizer of its own and trains what its job does not freeze; under any strategy both see what the other has changed.
+-- A generative adversarial network (Goodfellow et al. 2014): two engines take steps in turn on one set of parameters.
+-- Each has a loss and an optimizer of its own and trains what its job does not freeze; under any strategy both see what
+-- the other has changed.
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 

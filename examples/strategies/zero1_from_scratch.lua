@@ -1,6 +1,5 @@
--- ZeRO-1 (Rajbhandari et al. 2020) from the verbs: every rank keeps its share of each bucket's optimizer states, updates that
--- share, and
--- gathers what the others updated. States are saved once and loaded by any number of ranks.
+-- ZeRO-1 (Rajbhandari et al. 2020) from the verbs: every rank keeps its share of each bucket's optimizer states,
+-- updates that share, and gathers what the others updated. States are saved once and loaded by any number of ranks.
 --   mpirun -n 2 dtrain examples/strategies/zero1_from_scratch.lua --out runs/z1
 --   mpirun -n 4 dtrain examples/strategies/zero1_from_scratch.lua --out runs/z1 --resume auto --steps 40
 --   dtrain plan examples/strategies/zero1_from_scratch.lua --ranks 4     look at: optimizer states, a quarter

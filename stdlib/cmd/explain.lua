@@ -1,6 +1,5 @@
--- dtrain explain script.lua [--ranks n] [--rank r] [--json | --passes]: the collectives and messages of a rank's step, in order,
--- one a line, and
--- their sums; a pipeline as a chart.
+-- dtrain explain script.lua [--ranks n] [--rank r] [--json | --passes]: the collectives and messages of a rank's step,
+-- in order, one a line, and their sums; a pipeline as a chart.
 local chart = require "dtrain.cmd.chart"
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"

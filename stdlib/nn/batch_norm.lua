@@ -11,10 +11,9 @@ local util = require "dtrain.util"
 
 local BatchNorm2d = M.module("BatchNorm2d")
 
---- nn.BatchNorm2d(channels, { eps = 1e-5, momentum = 0.1, sync = false }) (Ioffe and Szegedy 2015): x[N, channels, H, W].
---- running = (1 - momentum) * running + momentum * batch, with the unbiased variance, as in PyTorch. sync = true: statistics of the
---- microbatches
---- of all replicas together, so that the result is that of one process with the whole.
+--- nn.BatchNorm2d(channels, { eps = 1e-5, momentum = 0.1, sync = false }) (Ioffe and Szegedy 2015): x[N, channels, H,
+--- W]. running = (1 - momentum) * running + momentum * batch, with the unbiased variance, as in PyTorch. sync = true:
+--- statistics of the microbatches of all replicas together, so that the result is that of one process with the whole.
 function BatchNorm2d:init(channels, options)
   util.check("nn.BatchNorm2d: channels", channels, "count")
   local o = util.options("nn.BatchNorm2d", options, { { "eps", "positive", 1e-5 }, { "momentum", "fraction", 0.1 },

@@ -1,8 +1,7 @@
--- Mixture of experts: each token goes to the top_k experts that its gate likes best, at most `capacity` tokens of a sample to each
--- expert;
--- what is beyond that is dropped and passes on as it is, through the residual connection around the layer (Lepikhin et al. 2021,
--- GShard;
--- Fedus et al. 2022). Which tokens are dropped depends on the sample alone, so it is the same on any number of ranks.
+-- Mixture of experts: each token goes to the top_k experts that its gate likes best, at most `capacity` tokens of a
+-- sample to each expert; what is beyond that is dropped and passes on as it is, through the residual connection around
+-- the layer (Lepikhin et al. 2021, GShard; Fedus et al. 2022). Which tokens are dropped depends on the sample alone, so
+-- it is the same on any number of ranks.
 local M = require "dtrain.nn.module"
 local init = require "dtrain.nn.initializer"
 local ops = require "dtrain.ops"
@@ -11,11 +10,10 @@ local util = require "dtrain.util"
 
 local MoE = M.module("MoE")
 
---- nn.MoE{ width =, hidden = 4 * width, experts =, top_k = 1 or 2, capacity = 1.25 }: [B, T, width] -> [B, T, width], and the loss
---- that
---- balances the experts as a second result (Fedus et al. 2022, equation 4): experts * sum over experts of the share of tokens times
---- the
---- mean gate, 1 when all are used alike. capacity: how many times an even share of a sample's tokens an expert takes.
+--- nn.MoE{ width =, hidden = 4 * width, experts =, top_k = 1 or 2, capacity = 1.25 }: [B, T, width] -> [B, T, width],
+--- and the loss that balances the experts as a second result (Fedus et al. 2022, equation 4): experts * sum over
+--- experts of the share of tokens times the mean gate, 1 when all are used alike. capacity: how many times an even
+--- share of a sample's tokens an expert takes.
 function MoE:init(options)
   local o = util.options("nn.MoE", options, { { "width", "count", required = true }, { "hidden", "count" }, { "experts", "count",
     required = true }, { "top_k", "count", 1 }, { "capacity", "positive", 1.25 } })

@@ -6,11 +6,10 @@ local util = require "dtrain.util"
 local D = { name = "data", options = { { "data", "string|count", "auto" }, { "gradient", "table" } } }
 
 --- parallel = { data = "auto" | ranks, gradient = { bucket_mb = 25 (8 where gradients are reduced in each microbatch),
---- first_bucket_mb =
---- 1, dtype = "f32" | "bf16" | "f16" (the job's precision), order = "ready" | "registration", every = "step" | "micro",
---- hook = function(bucket, info) } }. A hook is the verb reduce with another measure: its bucket is scaled so that the MEAN over
---- the ranks
---- is what the optimizer would see without it, and what it returns is taken for that mean.
+--- first_bucket_mb = 1, dtype = "f32" | "bf16" | "f16" (the job's precision), order = "ready" | "registration", every =
+--- "step" | "micro", hook = function(bucket, info) } }. A hook is the verb reduce with another measure: its bucket is
+--- scaled so that the MEAN over the ranks is what the optimizer would see without it, and what it returns is taken for
+--- that mean.
 function D.check(p)
   if type(p.data) == "string" and p.data ~= "auto" then
     util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(p.data))

@@ -1,13 +1,13 @@
 -- From `parallel = { ... }` to what the compiler is told. A strategy is a table of verbs, each of which may be missing; the
--- library's own
--- are files of this form, and a script adds its own with strategies = { ... }. docs/parallelism.md shows each verb by an example.
+-- library's own are files of this form, and a script adds its own with strategies = { ... }. docs/parallelism.md shows each verb by an
+-- example.
 --
 --   name                     for messages
 --   options                  rows of util.options: the keys of `parallel` that it reads
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
 --   axes(p)                  list of { name =, size = n or "auto", splits = "samples" or "stages" or nil }
 --   rewrite(g, p, mesh)      on the traced graph: g:replace(node, f) puts what f composes in a node's place; nodes are entries of
---   g:nodes()
+--                            g:nodes()
 --   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
@@ -17,11 +17,11 @@
 --   gather(share, info, p)   traced: a share of a bucket's parameters becomes the whole bucket; nil: the default
 --   update(entry, g, p)      traced: what stands around the optimizer (update.lua); returns the new value
 --   replicas(p)              "equal" (nil), "differ", or "alone": with other first values, each seeing every sample
---   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph), trace =
---   function(g, p) }:
---                            a plan of its own that runs after every so many steps
+--   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph),
+--                            trace = function(g, p) }: a plan of its own that runs after every so many steps
 --   wire(p)                  how gradients travel by default: { bucket_mb =, first_bucket_mb =, dtype =, by_registration = }
---   pipeline(p, g, how)      what cuts the model into stages and orders them (pipeline.lua)
+--   pipeline(options, p, g, how)   what cuts the model into stages and orders them: the library's own (pipeline.lua); a script gives
+--                            parallel.schedule
 --   fit(p, how, make), fits(p)   make() traces and compiles a plan with what p says now; fit calls it until the plan fits
 --   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the library's own
 local core = require "dtrain.core"
@@ -46,7 +46,7 @@ local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
 
 --- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:localize(graph, where),
---- s:compile(options, mesh, graph, how), s:each(verb).
+--- s:compile(options, graph, how), s:with(verb).
 function M.new(given)
   local rows = { { "mesh", "table" }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
@@ -282,7 +282,7 @@ local function traced(self, verb)
 end
 
 --- What graph:compile is told besides the job's own.
-function Strategy:compile(options, _, graph, how)
+function Strategy:compile(options, graph, how)
   local p = self.p
   options.replicas = self:replicas()
   for _, s in ipairs(self:with "wire") do

@@ -26,13 +26,6 @@ local function train(name, ranks, micro, save, words)
   return dt.load(save .. ".safetensors")
 end
 
--- The length of a - b over that of b.
-local function distance(a, b)
-  a, b = a:to "f64", b:to "f64"
-  local d = a - b
-  return math.sqrt((d * d):sum():item()) / math.max(math.sqrt((b * b):sum():item()), 1e-30)
-end
-
 -- The gradient of a key's bias is zero but for rounding (softmax doesn't see it), and Adam makes steps of full size from
 -- rounding: that third of qkv.bias is left out.
 local function compared(name, t)
@@ -50,7 +43,7 @@ local function differences(got, want)
     if not g then
       out[#out + 1] = name .. " is missing"
     else
-      local d = distance(compared(name, g), compared(name, w))
+      local d = support.distance(compared(name, g), compared(name, w))
       if d > 1e-5 or d ~= d then out[#out + 1] = ("%s: %.3g"):format(name, d) end
     end
   end

@@ -15,15 +15,10 @@ local function line(words, ranks)
   assert(code == 0, text)
   return tonumber(text:match "loss ([%d.e+-]+)"), dt.load(dir .. "/r.safetensors")
 end
-local function distance(a, b)
-  a, b = a:to "f64", b:to "f64"
-  local d = a - b
-  return math.sqrt((d * d):sum():item()) / math.max(math.sqrt((b * b):sum():item()), 1e-30)
-end
 local function near(got, want, tolerance)
   for name, w in dt.sorted(want) do
     if not name:find "qkv%.bias" then
-      local d = distance(got[name], w)
+      local d = support.distance(got[name], w)
       assert.is_true(d <= tolerance, ("%s: %g"):format(name, d))
     end
   end
@@ -40,7 +35,7 @@ describe("a gradient hook", function()
     end
   end
   it("that forgets to average is seen", function()
-    assert.is_true(distance(model("--clip 0.5 --hook greatest", 4)["wpe.weight"], want["wpe.weight"]) > 1e-3)
+    assert.is_true(support.distance(model("--clip 0.5 --hook greatest", 4)["wpe.weight"], want["wpe.weight"]) > 1e-3)
   end)
   it("works after each microbatch", function()
     near(model("--clip 0.5 --hook mean --every micro", 3), want, 2e-5)
@@ -91,7 +86,7 @@ describe("local steps", function()
     local _, got = line("--steps_of_job 7 --every 4", 2)
     local rows = got["state:weight:replica"]
     assert.are.same({ 2, 8, 12 }, rows:shape())
-    assert.is_true(distance(rows:slice { dim = 0, start = 0, stop = 1 }, rows:slice { dim = 0, start = 1, stop = 2 }) > 1e-4)
+    assert.is_true(support.distance(rows:slice { dim = 0, start = 0, stop = 1 }, rows:slice { dim = 0, start = 1, stop = 2 }) > 1e-4)
   end)
   for _, words in ipairs { "--every 4", "--every 4 --outer 0.7 --momentum 0.9", "--independent" } do
     it(words .. " continues with the same bits", function()

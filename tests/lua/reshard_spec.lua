@@ -28,12 +28,6 @@ local function run(layout, folder, words)
   assert(code == 0, out)
 end
 
-local function distance(a, b)
-  a, b = a:to "f64", b:to "f64"
-  local d = a - b
-  return math.sqrt((d * d):sum():item()) / math.max(math.sqrt((b * b):sum():item()), 1e-30)
-end
-
 describe("a checkpoint written by", function()
   local want
   for i, from in ipairs(layouts) do
@@ -51,7 +45,7 @@ describe("a checkpoint written by", function()
           for f, name in ipairs { "model", "optim" } do
             local got = dt.load(("%s/%s/step-00000006/%s.safetensors"):format(dir, folder, name))
             for tensor, w in dt.sorted(want[f]) do
-              local far = distance(got[tensor], w)
+              local far = support.distance(got[tensor], w)
               -- the gradient of a key's bias is zero but for rounding, so Adam's steps of it are noise
               assert.is_true(far <= 1e-3 or tensor:find "qkv%.bias" ~= nil,
                 ("%s to %s: %s is off by %g"):format(from[1], to[1], tensor, far))

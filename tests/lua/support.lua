@@ -64,6 +64,13 @@ end
 --- Runs the program: support.run("script.lua --steps 3", { ranks = 2 }), like support.sh.
 function support.run(words, options) return support.sh(support.quote(support.dtrain) .. " " .. words, options) end
 
+--- The length of a - b over that of b, of two tensors.
+function support.distance(a, b)
+  a, b = a:to "f64", b:to "f64"
+  local d = a - b
+  return math.sqrt((d * d):sum():item()) / math.max(math.sqrt((b * b):sum():item()), 1e-30)
+end
+
 --- The objects of a metrics.jsonl that have the key, as a list of numbers.
 function support.metric(path, key)
   local out = {}

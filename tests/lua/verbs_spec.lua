@@ -1,7 +1,6 @@
 -- luacheck: no max line length
--- Strategies written from the verbs alone, examples/strategies: each is at most so many lines, equals one process (or what its
--- comment says
--- instead), and sends the bytes that theory gives.
+-- Strategies written from the verbs alone, examples/strategies: each is at most so many lines, equals one process (or what
+-- its comment says instead), and sends the bytes that theory gives.
 require "dtrain" -- opens the searcher of what follows
 local core = require "dtrain.core"
 local support = require "support"

@@ -19,16 +19,10 @@ local function one_process(words)
   return wanted[words]
 end
 
-local function distance(a, b)
-  a, b = a:to "f64", b:to "f64"
-  local d = a - b
-  return math.sqrt((d * d):sum():item()) / math.max(math.sqrt((b * b):sum():item()), 1e-30)
-end
-
 local function differences(got, want, tolerance)
   local out = {}
   for name, w in dt.sorted(want) do
-    local d = got[name] and distance(got[name], w)
+    local d = got[name] and support.distance(got[name], w)
     -- the gradient of a key's bias is zero but for rounding
     if not name:find "qkv%.bias" and not (d and d <= tolerance) then out[#out + 1] = ("%s: %s"):format(name, d) end
   end
