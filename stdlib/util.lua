@@ -30,6 +30,12 @@ end
 --- The position that an error gets: the user's frame, else the above.
 function util.where() return util.frame() or util.beyond() end
 
+--- The line at which a function is defined, "file:line"; nil for what is callable but no function.
+function util.defined_at(f)
+  local d = type(f) == "function" and debug.getinfo(f, "S")
+  return d and ("%s:%d"):format(d.short_src, d.linedefined) or nil
+end
+
 --- Raises `where: text` where text = string.format(fmt, ...). `where` nil: the user's position now.
 function util.fail_at(where, fmt, ...)
   local text = select("#", ...) > 0 and fmt:format(...) or fmt

@@ -26,9 +26,8 @@ function MoE:init(options)
   self.down = parameter.parameter({ o.experts, hidden, o.width }, init.normal(0, hidden ^ -0.5))
 end
 
--- The places of tokens with an expert: mask [B, T, E] of those that chose it -> one-hot [B, T, E, room] of those that find room,
--- counting
--- from `taken`, a number or [B, 1, E].
+-- The places of tokens with an expert: mask [B, T, E] of those that chose it -> one-hot [B, T, E, room] of those that
+-- find room, counting from `taken`, a number or [B, 1, E].
 local function seats(mask, taken, room)
   local number = mask:cumsum(1) - mask + taken
   local fits = mask * number:lt(room):to(mask:dtype())

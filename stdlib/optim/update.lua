@@ -5,8 +5,8 @@
 --   entry:unclipped()                  its gradient before clipping
 --   entry.lr, entry.step               symbols: the learning rate of its group, the number of this update from 1
 --   entry:optimizer(grad)              -> the new value, as the optimizer (or the strategy before) makes it; once
---   entry:state(name, init)            memory of the parameter's shape that is saved; init: a number (0), or entry.param to begin
---   as it
+--   entry:state(name, init)            memory of the parameter's shape that is saved; init: a number (0), or entry.param to
+--                                      begin as it
 --   entry:assign(state, value)         writes it
 -- and returns the new value. Where the parameter is in shares, so are its states, and the nodes become nodes on shares.
 local core = require "dtrain.core"
@@ -48,9 +48,8 @@ local function value(job, graph, entry, list, i, grad)
     group = entry.group, inner = function(g) return value(job, graph, entry, list, i - 1, g) end }, Entry)
   local new = s.update(e, graph, job.parallel.p)
   if not core.is_symbolic(new) then
-    local d = debug.getinfo(s.update, "S")
-    util.fail_at(("%s:%d"):format(d.short_src, d.linedefined), "update of strategy %s must return the new value of %s, got %s", s.name,
-      entry.name, util.show(new))
+    util.fail_at(util.defined_at(s.update), "update of strategy %s must return the new value of %s, got %s", s.name, entry.name,
+      util.show(new))
   end
   return new
 end

@@ -35,8 +35,7 @@ end
 function D.reduce(bucket, info, p)
   local hook = p.gradient.hook
   if not hook then return nil end
-  local d = type(hook) == "function" and debug.getinfo(hook, "S")
-  local at = d and ("%s:%d"):format(d.short_src, d.linedefined) or nil
+  local at = util.defined_at(hook)
   local out = hook(bucket * info.ranks, info)
   if not core.is_symbolic(out) then
     util.fail_at(at, "the gradient hook must return the reduced bucket, got %s (%s)", util.show(out), util.kind(out))

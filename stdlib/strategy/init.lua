@@ -264,8 +264,7 @@ local function traced(self, verb)
     return self:one(verb, function(s)
       local out = s[verb](bucket, info, self.p)
       if out == nil then return nil end
-      local d = debug.getinfo(s[verb], "S")
-      local at = s.where and s.where(self.p) or ("%s:%d"):format(d.short_src, d.linedefined)
+      local at = util.defined_at(s[verb])
       if not core.is_symbolic(out) then
         util.fail_at(at, "%s of strategy %s must return the bucket, got %s (%s)", verb, s.name, util.show(out), util.kind(out))
       end

@@ -55,8 +55,7 @@ function P.schedule(p, micro)
     f = schedules[f]
   else
     if not util.callable(f) then f = f.order end
-    local info = type(f) == "function" and debug.getinfo(f, "S")
-    name, where = "of the script", info and info.short_src .. ":" .. info.linedefined or where
+    name, where = "of the script", util.defined_at(f) or where
   end
   p.known = p.known or {}
   if not p.known[micro] then
