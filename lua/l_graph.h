@@ -27,6 +27,7 @@ void dtl_graph_anchor(lua_State *L, int box);
 int dtl_compile(lua_State *L); /* g:compile{...} */
 
 /* A checked pipeline schedule (l_schedule.c). */
+const dt_stages *dtl_check_stages(lua_State *L, const char *fn, int arg, int i);
 typedef struct dtl_schedule {
   dt_schedule *s;
 } dtl_schedule;

@@ -54,8 +54,10 @@ typedef struct lane {
   int64_t room; /* bytes of a buffer */
   int depth;
   void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
-  int64_t *head;     /* [depth] on one host the message says where in the sender's window the values are */
-  char *byte;        /* [depth] what the word consists of */
+  int64_t *
+      head; /* [depth] on one host the message says where in the sender's window the values are; between two chunks of this rank the
+                      * microbatch whose values are there, from 1 */
+  char *byte; /* [depth] what the word consists of */
   int64_t count;
 } lane;
 typedef struct pipe { /* of a rank on the axis of stages */
@@ -66,9 +68,11 @@ typedef struct pipe { /* of a rank on the axis of stages */
   int *slots;          /* [chunks] */
   int64_t *slot_bytes; /* [chunks] */
   char **slot_base;    /* [chunks] */
-  bool end;            /* has the last stage */
   int **order;         /* [3 chunks] of this step: microbatches of each segment in their order */
+  int *orders;         /* [3 chunks] how many they are */
   int micros;
+  const bound_plan *fed; /* whose inputs are those of microbatch fed_micro; NULL: none's */
+  int fed_micro;
   double spent[DT_PIPE_WAIT + 1]; /* see dt_exec_pipe_times */
   const dt_batch *batch;
   bool evaluating;
@@ -77,7 +81,7 @@ typedef struct pipe { /* of a rank on the axis of stages */
   int nnumbers;
   bool look; /* stop at nothing, note the first value that is not finite */
   const bound *bad;
-  int bad_out, bad_stage;
+  int bad_out, bad_at; /* stage along the way forward and back, from 1 */
 } pipe;
 typedef struct dt_trace dt_trace;
 struct dt_exec {
@@ -130,7 +134,7 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first v
 /* What this rank keeps of one, as contiguous memory of the host between the two. */
 dt_status dt_exec_open(dt_exec *x, int number, void **p, dt_err *e);
 void dt_exec_shut(dt_exec *x, int number, void *p, bool wrote);
-dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
+dt_view dt_exec_view(dt_exec *x, int plan, dt_val v); /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* run.c: Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part.

@@ -6,6 +6,7 @@
 #ifndef DT_IR_H
 #define DT_IR_H
 #include "../dev/kernel.h"
+#include "stages.h"
 
 #define DT_MAX_AXES 8
 typedef int32_t dt_val; /* value id, -1 = none */
@@ -157,6 +158,7 @@ typedef struct dt_param {
   int partial; /* mesh axes (bits) besides those that divide samples over which the gradient is a partial sum: set by place */
   uint64_t
       stages;   /* coordinates on the axis of stages (bits) whose stages use it, when more than one do: set by stage */
+  bool copied;  /* ... because they have copies of one stage, for several ways of microbatches */
   bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
   bool trainable;
   dt_init init;
@@ -243,7 +245,8 @@ typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
 } dt_share;
 /* A value that goes from one stage to another; an edge has the same number on every rank. */
 typedef struct dt_edge {
-  int from, to; /* stages: chunk * ranks of the axis + coordinate */
+  int from, to;         /* copies of stages (dt_stages), of one way */
+  int sender, receiver; /* their coordinates on the axis of stages */
   dt_phase phase;
 } dt_edge;
 /* A tensor that persists somewhere on the axis of stages: the same list on every rank. */
@@ -285,8 +288,10 @@ typedef struct dt_graph {
   dt_recompute recompute;
   int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
-  int chunks; /* stages on this rank; 0: no pipeline */
-  bool split; /* weight gradients (DT_WGT) run apart from input gradients */
+  int chunks;               /* stages on this rank, a stage of which it has two copies twice; 0: no pipeline */
+  int nstage, *chunk_stage; /* stages of the model; [chunks] which of them each chunk is */
+  bool split;               /* weight gradients (DT_WGT) run apart from input gradients */
+  bool fused;               /* a forward runs together with what is not one: their temporaries lie apart */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
   const char *cut_text; /* how the whole graph was cut, for the ranks to compare */

@@ -55,8 +55,9 @@ typedef struct dt_segment {
 typedef struct dt_lane {
   bool send;
   int seg, peer, edge; /* peer: coordinate on the axis */
-  int depth;           /* messages in the ring */
-  int64_t bytes;       /* of one message */
+  int own;       /* between two chunks of this rank: the lane of the other end, whose ring a receiver reads; -1: none */
+  int depth;     /* messages in the ring */
+  int64_t bytes; /* of one message */
 } dt_lane;
 typedef struct dt_run { /* this rank's actions in a step of so many microbatches */
   int micros, n;
@@ -86,7 +87,7 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
 void dt_plan_free(dt_plan *p);
 /* Bytes that the activations of all slots take, each slot as large as the largest of n plans' */
 int64_t dt_plan_slots(dt_plan *const *p, int n);
-/* ... and the rings of messages */
+/* ... and the rings of messages; a receiver of this rank's own has none */
 int64_t dt_plan_rings(dt_plan *const *p, int n);
 void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
 void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order: for ranks to compare */

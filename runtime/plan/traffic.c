@@ -51,6 +51,7 @@ int dt_plan_traffic(const dt_plan *p, dt_traffic **out) {
       const dt_instr *x = &p->seg[s].ins.p[i];
       bool message = x->kind == DT_I_SEND || x->kind == DT_I_RECV;
       if (x->kind != DT_I_COMM && !message) continue;
+      if (message && p->lane.p[x->lane].own >= 0) continue; /* it stays on this rank */
       dt_traffic t = {.x = x,
                       .seg = s,
                       .ranks = message ? 2 : dt_group_size(&p->g->mesh, x->group),

@@ -1,47 +1,91 @@
--- A pipeline's step as text: a row for each stage, a column for each tick.
-local pipeline = require "dtrain.strategy.pipeline"
+-- A pipeline's step as text: a row for each rank of the axis of stages, a column for each tick.
 local util = require "dtrain.util"
 
 local M = {}
 
---- The bubble of a step of so many microbatches: share of a step's time that a stage idles, when a backward takes twice as
---- long as a forward and its halves are alike; the schedule, its name.
-function M.bubble(p, micro)
-  local s, name = pipeline.schedule(p, micro)
+--- The share of a step of so many microbatches that a rank idles, when a backward takes twice as long as a forward and its halves are
+--- alike; the checked schedule. order: job.parallel:schedule().
+function M.bubble(order, ranks, micro)
+  local s = order:steps(ranks, micro)
   local _, share = s:time(1, 1, 1)
-  return share, s, name
+  return share, s
+end
+
+-- What stands in front of each row.
+local function labels(s)
+  local plain, names = true, {}
+  for r, list in ipairs(s:stages()) do
+    plain = plain and #list == 1 and list[1] == r - 1
+    names[r] = ("rank %d (stage%s %s)"):format(r - 1, #list > 1 and "s" or "", table.concat(list, ", "))
+  end
+  return plain and util.map(names, function(_, r) return ("stage %d"):format(r - 1) end) or names
+end
+
+-- A row: actions that run together are one, joined by "+".
+local function row(actions, last, width, letters)
+  local out, t, i = {}, 0, 1
+  while i <= #actions do
+    local start, text, n = actions[i][4] // 1, {}, 0
+    repeat
+      local a = actions[i]
+      text[#text + 1] = ("%s%d%s"):format(a[1], a[2], letters and string.char(96 + a[3]) or "")
+      n, i = n + 1, i + 1
+    until not (actions[i] and actions[i].with)
+    for _ = t, start - 1 do out[#out + 1] = "." .. (" "):rep(width - 1) end
+    text = table.concat(text, "+")
+    out[#out + 1] = text .. (" "):rep(n * width + n - 1 - #text)
+    t = start + n
+  end
+  for _ = t, last - 1 do out[#out + 1] = "." .. (" "):rep(width - 1) end
+  return table.concat(out, " ")
 end
 
 --- Lines of the chart; F, B and W are one tick each.
-function M.lines(p, micro)
-  local share, s, name = M.bubble(p, micro)
-  local w = s:split() and 1 or 0
+function M.lines(order, ranks, micro)
+  local share, s = M.bubble(order, ranks, micro)
+  local w, most = s:split() and 1 or 0, 1
+  for _, list in ipairs(s:stages()) do most = math.max(most, #list) end
   local last = s:time(1, 1, w)
-  local width = #tostring(micro) + 1 + (p.chunks > 1 and 1 or 0)
+  local width = #tostring(micro) + 1 + (most > 1 and 1 or 0)
   local out = { ("pipeline of %d stages%s, schedule %s, %d microbatches: %d ticks, bubble %.1f %%, "
-    .. "%s stages' activations held at most"):format(p.pipeline, p.chunks > 1 and (" in %d chunks each"):format(p.chunks) or "",
-    name, micro, last, 100 * share, table.concat(s:in_flight(), " ")) }
+    .. "%s stages' activations held at most"):format(ranks, most > 1 and (" in %d chunks each"):format(most) or "",
+    order.name, micro, last, 100 * share, table.concat(s:in_flight(), " ")) }
+  local names = labels(s)
   for rank, actions in ipairs(s:starts(1, 1, w)) do
-    local cells = {}
-    for t = 1, last do cells[t] = "." end
-    for _, a in ipairs(actions) do
-      cells[a[4] // 1 + 1] = ("%s%d%s"):format(a[1], a[2], p.chunks > 1 and string.char(96 + a[3]) or "")
-    end
-    for t = 1, #cells do cells[t] = cells[t] .. (" "):rep(width - #cells[t]) end
-    out[#out + 1] = (("stage %d  "):format(rank - 1) .. table.concat(cells, " ")):gsub(" +$", "")
+    out[#out + 1] = (names[rank] .. "  " .. row(actions, last, width, most > 1)):gsub(" +$", "")
   end
   return out
 end
 
---- The chart as values: { stages, chunks, schedule, microbatches, ticks, bubble, in_flight, actions = for each rank of the axis
---- a list of { kind, microbatch, chunk, start } }.
-function M.data(p, micro)
-  local share, s, name = M.bubble(p, micro)
+--- What other microbatches would do for a bubble of more than a quarter of a step: a sentence, or nil. rows: samples in a microbatch
+--- now, of `micro` in a step.
+function M.advice(order, ranks, micro, rows)
+  local share, best = M.bubble(order, ranks, micro), nil
+  if share <= 0.25 then return nil end
+  for fewer = rows - 1, 1, -1 do
+    local n = -(-micro * rows // fewer)
+    local ok, less = pcall(M.bubble, order, ranks, n) -- a schedule may refuse a number of microbatches
+    if ok and less < (best and best.share or share) then best = { rows = fewer, n = n, share = less } end
+    if best and best.share <= 0.25 then break end
+  end
+  if not best then
+    return ("%.1f %% of a step is bubble; more microbatches shrink it: raise batch.global"):format(100 * share)
+  end
+  return ("%.1f %% of a step is bubble; batch.micro = %d makes %d microbatches, bubble %.1f %%"):format(100 * share, best.rows,
+    best.n, 100 * best.share)
+end
+
+--- The chart as values: { stages, chunks, schedule, microbatches, ticks, bubble, in_flight, map = for each rank its stages,
+--- actions = for each rank a list of { kind, microbatch, chunk, start, together = whether it runs together with the one before it } }.
+function M.data(order, ranks, micro)
+  local share, s = M.bubble(order, ranks, micro)
   local w = s:split() and 1 or 0
-  return { stages = p.pipeline, chunks = p.chunks, schedule = name, microbatches = micro,
-    ticks = (s:time(1, 1, w)), bubble = share,
+  return { stages = ranks, chunks = order.chunks, schedule = order.name, microbatches = micro,
+    ticks = (s:time(1, 1, w)), bubble = share, map = s:stages(),
     in_flight = s:in_flight(), actions = util.map(s:starts(1, 1, w), function(actions)
-      return util.array(util.map(actions, function(a) return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4] } end))
+      return util.array(util.map(actions, function(a)
+        return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4], together = a.with or nil }
+      end))
     end) }
 end
 

@@ -16,18 +16,23 @@ return function(words)
   end
   local plans = planned.plans(job, ranks, rank)
   if core.rank() ~= 0 then return 0 end
-  local p, where = job.parallel.p, job:where_is(rank, ranks)
-  local micro = planned.micros(job, where)
+  local where = job:where_is(rank, ranks)
+  local micro, order = planned.micros(job, where), job.parallel:schedule()
+  local _, stages = strategies.among(where.mesh, rank, "stages")
   local list = traffic.list(job, plans, micro)
   local totals = traffic.totals(list)
   if cli.given.json then
     local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(strategies.wide(where.mesh)), collectives = list,
       totals = totals }
-    if p.pipeline > 1 then out.pipeline = util.at(job.where, chart.data, p, micro) end
+    if stages > 1 then out.pipeline = util.at(job.where, chart.data, order, stages, micro) end
     print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
     return 0
   end
-  if p.pipeline > 1 then print(table.concat(util.at(job.where, chart.lines, p, micro), "\n")) end
+  if stages > 1 then
+    print(table.concat(util.at(job.where, chart.lines, order, stages, micro), "\n"))
+    local advice = chart.advice(order, stages, micro, job:rows(where.replicas))
+    if advice then print(advice) end
+  end
   for _, e in ipairs(list) do print(traffic.line(e)) end
   if #list == 0 then
     print(ranks == 1 and "1 rank: no collectives; --ranks 2 shows what two would do" or "no collectives")

@@ -7,16 +7,23 @@
 
 static dt_err e;
 
-/* "F1 F2 B1 B2" for each rank; a letter after the number is the chunk */
-static dt_schedule *schedule(int ranks, int chunks, int micros, const char *const *text) {
-  dt_schedule *s = dt_schedule_new(ranks, chunks, micros);
-  for (int r = 0; r < ranks; r++)
+/* "F1 F2+B1 B2" for each rank; a letter after the number is the chunk, + joins what runs together */
+static dt_schedule *placed(const dt_stages *map, int micros, const char *const *text) {
+  dt_schedule *s = dt_schedule_new(map, micros);
+  for (int r = 0; r < map->ranks; r++)
     for (const char *p = text[r]; *p;) {
-      char kind = *p++;
-      int micro = (int)strtol(p, (char **)&p, 10), chunk = *p >= 'a' && *p <= 'z' ? *p++ - 'a' : 0;
-      dt_schedule_add(s, r, kind, chunk, micro - 1);
-      while (*p == ' ') p++;
+      bool with = *p == '+';
+      char kind = *(p += with), *end;
+      int micro = (int)strtol(p + 1, &end, 10), chunk = *end >= 'a' && *end <= 'z' ? *end++ - 'a' : 0;
+      dt_schedule_add(s, r, kind, chunk, micro - 1, with);
+      for (p = end; *p == ' ';) p++;
     }
+  return s;
+}
+static dt_schedule *schedule(int ranks, int chunks, int micros, const char *const *text) {
+  dt_stages *map = dt_stages_even(ranks, chunks);
+  dt_schedule *s = placed(map, micros, text);
+  dt_stages_free(map);
   return s;
 }
 

@@ -2,15 +2,10 @@
 -- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints; the chart;
 -- mistakes and their messages.
 local dt = require "dtrain"
-local core = require "dtrain.core"
-local schedules = require "dtrain.strategy.schedules"
+local stages = require "dtrain.strategy.stages"
 local support = require "support"
 
-local function checked(name, stages, micro, chunks)
-  local actions = {}
-  for stage = 0, stages - 1 do actions[stage + 1] = schedules[name](stage, stages, micro, chunks or 1) end
-  return core.schedule { ranks = stages, chunks = chunks or 1, micro = micro, name = name, where = "spec.lua:1", actions = actions }
-end
+local function checked(name, ranks, micro, chunks) return stages.new(name, chunks):steps(ranks, micro) end
 
 describe("the schedule", function()
   local sizes = { { 1, 1 }, { 2, 1 }, { 2, 4 }, { 3, 2 }, { 4, 4 }, { 4, 8 }, { 5, 13 }, { 8, 16 } }
@@ -78,8 +73,8 @@ end
 
 describe("training on a pipeline equals one process", function()
   setup(function() reference() end)
-  it("on 2 ranks: gpipe, 1f1b, interleaved, zb_h1 and a schedule of the script's own", function() compare("--pipeline 2 --models tied,untied,skip", 2, 2e-5, 54) end)
-  it("on 4 ranks", function() compare("--pipeline 4 --micros 1,4,8 --models tied,skip", 4, 2e-5, 26) end)
+  it("on 2 ranks: gpipe, 1f1b, interleaved, zb_h1 and a schedule of the script's own", function() compare("--pipeline 2 --models tied,untied,skip", 2, 2e-5, 60) end)
+  it("on 4 ranks", function() compare("--pipeline 4 --micros 1,4,8 --models tied,skip", 4, 2e-5, 30) end)
   it("on 2 pipelines of 2 ranks", function()
     compare("--pipeline 2 --micros 3,8 --schedules 1f1b,zb_h1 --models tied,skip", 4, 2e-5, 8)
   end)
@@ -166,8 +161,6 @@ describe("a pipeline that cannot be", function()
     { "more stages than layers", "return job { pipeline = 8 }", 8, ":9: parallel: pipeline = 8 cuts the model into 8 stages, but only 3 .*pipeline = 3 would do" },
     { "an unknown schedule", "return job { pipeline = 2, schedule = '1f1' }", 2, ":9: .*no schedule \"1f1\"; did you mean '1f1b'" },
     { "chunks that a schedule has not", "return job { pipeline = 2, chunks = 2 }", 2, ":9: .*take schedule = \"interleaved\"" },
-    { "microbatches that interleaved can't divide", "return job({ pipeline = 2, schedule = 'interleaved', chunks = 1 }, 6)", 2,
-      "3 microbatches do not divide by pipeline = 2; 2 or 4 would" },
     { "too many blocks", "return job { pipeline = 2, stages = { 2, 2 } }", 2, "are 4 blocks, but the model has 3 %(0 to 4%); {1, 2} would do" },
     { "numbers of blocks for other stages", "return job { pipeline = 2, stages = { 1, 1, 1 } }", 2, ":9: .*3 numbers of blocks, but there are 2 stages" },
     { "names for other stages", "return job { pipeline = 2, stages = { 'a', 'b' } }", 2, ":9: .*name where stages 1 to 1 begin" },
