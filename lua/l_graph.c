@@ -411,6 +411,16 @@ static int l_axes_size(lua_State *L) {
   return lua_pushinteger(L, dt_mesh_count(&g->mesh, axes_mask(L, "axes_size", g, 2))), 1;
 }
 
+/* g:full(shape, value [, dtype = f32]) -> symbol: one number everywhere, in no memory until somebody reads it */
+static int g_full(lua_State *L) {
+  static const char fn[] = "graph:full";
+  dtl_graph *b = check_graph(L, fn);
+  dt_type t = dtl_shape(L, fn, 1, 2, dtl_opt_dtype(L, fn, 3, 4, DT_F32));
+  double v = dtl_num(L, fn, 2, 3);
+  dtl_graph_here(L, b);
+  return dtl_push_symbol(L, 1, dt_full(b->g, v, t.dtype, t.nd, t.dim)), 1;
+}
+
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
 static int g_hyper(lua_State *L) {
   static const char fn[] = "graph:hyper";
@@ -494,7 +504,8 @@ static dt_nid node_of(lua_State *L, const char *fn, const dt_graph *g, int i) {
     return -1;
   }
   int64_t n = 0;
-  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 || n > g->node.n)
+  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 ||
+      n > g->node.n)
     dtl_bad_arg(L, fn, i - 1, "a parameter's or input's name, or an entry of graph:nodes()", i);
   lua_pop(L, 1);
   return (dt_nid)(n - 1);
@@ -544,8 +555,11 @@ static int g_replace(lua_State *L) {
     if (s && !dt_type_eq(dt_type_of(b->g, s->v), dt_type_of(b->g, n.out[o]))) wrong = "a tensor of another type";
   }
   free(used);
-  if (wrong) dtl_fail(L, "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it gave %s", fn,
-                      dt_op(n.op)->name, wrong);
+  if (wrong)
+    dtl_fail(L,
+             "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it "
+             "gave %s",
+             fn, dt_op(n.op)->name, wrong);
   for (dt_nid i = upto; i < b->g->node.n; i++) b->g->node.p[i].file = n.file, b->g->node.p[i].line = n.line;
   dt_graph_block(b->g, NULL);
   redirect(b->g, id, by, upto);
@@ -922,6 +936,7 @@ void dtl_open_graph(lua_State *L) {
                                     {"buffer", g_buffer},
                                     {"state", g_state},
                                     {"hyper", g_hyper},
+                                    {"full", g_full},
                                     {"output", g_output},
                                     {"loss", g_loss},
                                     {"assign", g_assign},

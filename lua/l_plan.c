@@ -240,13 +240,15 @@ static dt_status ask_buckets(void *ctx, const dt_graph *g, dt_ready *list, int n
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
+static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *mesh, dt_spec *s) {
   int64_t chunks = 1;
-  int starts = 0, schedules = 0;
+  int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
   DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"chunks", 'i', &chunks, NULL}, {"where", 's', &s->where, NULL},
-           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
+           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL}, {"place", 'v', &place, NULL});
   s->chunks = (int)chunks;
+  int axis = dt_mesh_stages(mesh);
+  s->place = dtl_place(L, fn, place, (int)chunks * (axis < 0 ? 1 : mesh->size[axis]));
   if (starts) {
     int n = (int)lua_rawlen(L, starts);
     const char ***list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
@@ -287,7 +289,8 @@ static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name)
 
 /* g:compile{ train =, precision =, rows =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, keep, buckets, reduce, gather =
- * functions of the strategies (see above), pipeline = { chunks =, where =, starts = lists of parameter names or nil, schedules = list } } */
+ * functions of the strategies (see above), pipeline = { chunks =, where =, starts = lists of parameter names or nil, place = list of the
+ * stages' ranks or nil, schedules = list } } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -345,7 +348,7 @@ int dtl_compile(lua_State *L) {
                .workspace = dt_ctx_workspace};
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
 
-  if (pipeline) read_pipeline(L, fn, pipeline, &s);
+  if (pipeline) read_pipeline(L, fn, pipeline, &b->g->mesh, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);

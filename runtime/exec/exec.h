@@ -36,6 +36,7 @@ typedef struct bound_plan {
   double *stats;      /* f64[2] in the device's memory, or NULL */
   const char **field; /* names of inputs */
   double *hyper;      /* [hypers] on the host: what the device has */
+  bool own_pre;       /* what it does before a step is not what the first plan does */
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
@@ -54,8 +55,10 @@ typedef struct lane {
   int64_t room; /* bytes of a buffer */
   int depth;
   void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
-  int64_t *head;     /* [depth] on one host the message says where in the sender's window the values are */
-  char *byte;        /* [depth] what the word consists of */
+  int64_t *
+      head; /* [depth] on one host the message says where in the sender's window the values are; between stages of one rank the
+                      * microbatch whose value waits here, -1: the place is free */
+  char *byte; /* [depth] what the word consists of */
   int64_t count;
 } lane;
 typedef struct pipe { /* of a rank on the axis of stages */
@@ -77,7 +80,7 @@ typedef struct pipe { /* of a rank on the axis of stages */
   int nnumbers;
   bool look; /* stop at nothing, note the first value that is not finite */
   const bound *bad;
-  int bad_out, bad_stage;
+  int bad_out, bad_at; /* how far along the way forward and back it came up, -1: it did not */
 } pipe;
 typedef struct dt_trace dt_trace;
 struct dt_exec {
@@ -148,6 +151,8 @@ dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int
 bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
 dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Where q looks ids up (embedding, gather, one_hot, cross_entropy): the error about one that is outside of what it indexes. */
+dt_status dt_exec_check_ids(dt_exec *x, const bound *q, dt_err *e);
 /* Launches the kernels of a plan's microbatch again, whose inputs are there: the error about the first value that is not finite,
  * DT_OK when all are. first: gradients begin. */
 dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e);

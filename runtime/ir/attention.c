@@ -17,9 +17,10 @@ static dt_status attention_inputs(dt_shape_ctx *s, dt_type *lse) {
   if (k->dim[h] < 1 || q->dim[h] % k->dim[h])
     return fail(s, "%lld query heads do not divide by %lld key heads; choose a multiple", (long long)q->dim[h],
                 (long long)k->dim[h]);
-  if (s->a->attention.causal && q->dim[t] > k->dim[t])
+  if (s->a->attention.causal && !s->a->attention.top_left && q->dim[t] > k->dim[t])
     return fail(s,
-                "causal with %lld queries but only %lld keys: the first queries would see nothing; give as many keys",
+                "causal with %lld queries but only %lld keys: the first queries would see nothing; give as many keys, "
+                "or causal_align = \"top_left\"",
                 (long long)q->dim[t], (long long)k->dim[t]);
   *lse = dt_type_make(DT_F32, 3, (int64_t[]){q->dim[0], q->dim[h], q->dim[t]});
   return DT_OK;

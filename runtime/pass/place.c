@@ -243,7 +243,7 @@ static dt_status place(placer *p) {
   dt_graph *g = p->g;
   dt_nid n0 = g->node.n;
   size_t nv = (size_t)p->nv;
-  dt_dump_pass(g, "before", "place");
+  dt_pass_mark(g, "before", "place");
   p->whole = dt_xalloc(sizeof *p->whole * nv), p->now = dt_xalloc(sizeof *p->now * nv);
   p->user = dt_xalloc(sizeof *p->user * nv), p->first = dt_xalloc(sizeof *p->first * nv);
   for (int v = 0; v < p->nv; v++) p->whole[v] = *dt_type_of(g, v), p->now[v] = v, p->user[v] = p->first[v] = -1;
@@ -269,7 +269,7 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   dt_status st = p.naxes || said ? place(&p) : DT_OK;
   g->level = DT_PLACED, g->block = -1;
   if (!st && p.naxes) {
-    dt_dump_pass(g, "after", "place");
+    dt_pass_mark(g, "after", "place");
     st = dt_verify(g, e);
   }
   return st;

@@ -27,7 +27,11 @@ return function(words)
     print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
     return 0
   end
-  if p.pipeline > 1 then print(table.concat(util.at(job.where, chart.lines, p, micro), "\n")) end
+  if p.pipeline > 1 then
+    print(table.concat(util.at(job.where, chart.lines, p, micro), "\n"))
+    local hint = chart.hint(p, job:rows(where.replicas), function(rows) return planned.micros(job, where, rows) end)
+    if hint then print("note: " .. hint) end
+  end
   for _, e in ipairs(list) do print(traffic.line(e)) end
   if #list == 0 then
     print(ranks == 1 and "1 rank: no collectives; --ranks 2 shows what two would do" or "no collectives")
