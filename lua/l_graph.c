@@ -931,34 +931,14 @@ static int g_params(lua_State *L) {
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {
       {"graph", l_graph}, {"draw", l_draw}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input},
-                                    {"param", g_param},
-                                    {"buffer", g_buffer},
-                                    {"state", g_state},
-                                    {"hyper", g_hyper},
-                                    {"full", g_full},
-                                    {"output", g_output},
-                                    {"loss", g_loss},
-                                    {"assign", g_assign},
-                                    {"grad", g_grad},
-                                    {"grads", g_grads},
-                                    {"update", g_update},
-                                    {"params", g_params},
-                                    {"place", g_place},
-                                    {"placed", g_placed},
-                                    {"localize", g_localize},
-                                    {"replace", g_replace},
-                                    {"settle", g_settle},
-                                    {"nodes", g_nodes},
-                                    {"clone", g_clone},
-                                    {"block", g_block},
-                                    {"blocks", g_blocks},
-                                    {"recompute", g_recompute},
-                                    {"local_state", g_local_state},
-                                    {"between", g_between},
-                                    {"unclipped", g_unclipped},
-                                    {"compile", dtl_compile},
-                                    {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"input", g_input},     {"param", g_param},         {"buffer", g_buffer},       {"state", g_state},
+      {"hyper", g_hyper},     {"full", g_full},           {"output", g_output},       {"loss", g_loss},
+      {"assign", g_assign},   {"grad", g_grad},           {"grads", g_grads},         {"update", g_update},
+      {"params", g_params},   {"place", g_place},         {"placed", g_placed},       {"localize", g_localize},
+      {"replace", g_replace}, {"settle", g_settle},       {"nodes", g_nodes},         {"clone", g_clone},
+      {"block", g_block},     {"blocks", g_blocks},       {"recompute", g_recompute}, {"local_state", g_local_state},
+      {"between", g_between}, {"unclipped", g_unclipped}, {"compile", dtl_compile},   {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

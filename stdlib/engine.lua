@@ -174,8 +174,8 @@ function M.new(job)
 end
 
 -- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
-local function newest(folder)
-  for _, dir in ipairs { folder, folder .. "/checkpoints" } do
+local function newest(given)
+  for _, dir in ipairs { given, given .. "/checkpoints" } do
     local saved = core.exists(dir) == "directory" and core.checkpoint { dir = dir }
     if saved then return saved end
   end

@@ -1,4 +1,5 @@
--- What makes a run the run that it is, as texts: a checkpoint keeps them and a resume compares them; all ranks compare these and whatever
+-- What makes a run the run that it is, as texts: a checkpoint keeps them and a resume compares them; all ranks compare these and
+-- whatever
 -- else decides a run before the first step.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
@@ -22,7 +23,8 @@ local function text(v)
   return "{ " .. table.concat(parts, ", ") .. " }"
 end
 
--- A data set by its form and by some of its values. The samples of a script's own function are not asked for: they may cost, or differ each time.
+-- A data set by its form and by some of its values. The samples of a script's own function are not asked for: they may cost, or
+-- differ each time.
 local function data_text(set)
   local out = tostring(set)
   if set.kind == "from" or set:count() == 0 then return out end
@@ -99,7 +101,8 @@ function M.compare(engine, meta, given)
     local was, is = before[name], engine.defines[name]
     if was and was ~= is then
       if not (allowed[name] or allowed.all) then
-        util.fail_at(engine.job.where, "the checkpoint %s was written with %s = %s; this run has %s = %s. Give it as it was, or say that it "
+        util.fail_at(engine.job.where, "the checkpoint %s was written with %s = %s; this run has %s = %s. Give it as it was, or "
+          .. "say that it "
           .. "changes: --resume-with %s", meta.path, name, was, name, is, name)
       end
       notes[#notes + 1] = ("%s changes from %s to %s"):format(name, was, is)

@@ -117,7 +117,8 @@ end
 --- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
 --- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
 --- out =, log_every =, profile =, freeze = module | list of modules that this job leaves as they are,
---- compare_every = 100 steps between two comparisons of the replicas, after = function(engine) } -> job. Errors name the key and the script's line.
+--- compare_every = 100 steps between two comparisons of the replicas, after = function(engine) } -> job. Errors name the key and
+--- the script's line.
 function M.job(given)
   local o = util.options("dt.job", given, {
     { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },

@@ -1,5 +1,6 @@
 -- DualPipeV, the V half of DualPipe (DeepSeek-AI 2024; cut in half by Sea AI Lab): each rank has a stage of the way down the ranks and
--- one of the way up, and in the steady part a forward of one and a backward of the other are one action (F8a+B4b in the chart), so that a
+-- one of the way up, and in the steady part a forward of one and a backward of the other are one action (F8a+B4b in the chart), so
+-- that a
 -- device with two streams can run the one's messages under the other's products. It holds 2 n + 1 half-sized activations and idles
 -- (n - 1) W when F, B and W take as long; the published (n - 1)(F&B + B - 3 W) lets the next rank wait for gradients of weights too.
 -- The full DualPipe keeps every stage twice; this V need not.   dtrain explain examples/strategies/dualpipe.lua --ranks 4 draws it.

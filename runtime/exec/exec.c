@@ -90,7 +90,8 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
     dt_status st = meet(x, e);
     dt_plan_collectives(x->b[0].plan, &lines);
     dt_plan_text(x->b[0].plan, &text);
-    if (!st && x->replicas) st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, dt_agree_script, e);
+    if (!st && x->replicas)
+      st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, dt_agree_script, e);
     if (!st && x->replicas) st = dt_agree(x->replicas, "plans", text.p, text.n, dt_agree_script, e);
     dt_str_free(&lines);
     dt_str_free(&text);

@@ -133,7 +133,7 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first v
 /* What this rank keeps of one, as contiguous memory of the host between the two. */
 dt_status dt_exec_open(dt_exec *x, int number, void **p, dt_err *e);
 void dt_exec_shut(dt_exec *x, int number, void *p, bool wrote);
-dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
+dt_view dt_exec_view(dt_exec *x, int plan, dt_val v); /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* run.c: Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part.

@@ -266,6 +266,12 @@ typedef struct dt_held {
   bool grads;  /* a parameter that gets one */
 } dt_held;
 
+typedef struct dt_passed { /* a pass that has run, for people who look at planning */
+  const char *name;
+  int before, after; /* nodes */
+  double seconds;
+} dt_passed;
+
 typedef struct dt_graph {
   dt_arena mem;
   dt_level level;
@@ -302,7 +308,8 @@ typedef struct dt_graph {
   bool split;    /* weight gradients (DT_WGT) run apart from input gradients */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
-  const char *cut_text; /* how the whole graph was cut, for the ranks to compare */
+  DT_VEC(dt_passed) passed; /* in the order in which they ran */
+  const char *cut_text;     /* how the whole graph was cut, for the ranks to compare */
 } dt_graph;
 
 void dt_graph_init(dt_graph *g);

@@ -156,6 +156,6 @@ dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t by
 /* Reorders living nodes: phases in order, producers before users, readers of a leaf's old value before its writer; otherwise as they stood.
  * A cycle is our own bug. Ids change: node ids in values are renumbered. */
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);
-void dt_dump_pass(const dt_graph *g, const char *when,
-                  const char *pass); /* for DT_DUMP; grad and update call it themselves */
+/* Each pass says when it begins ("before") and ends ("after"): its nodes and time go into g->passed, and DT_DUMP prints the graph. */
+void dt_pass_mark(dt_graph *g, const char *when, const char *pass);
 #endif

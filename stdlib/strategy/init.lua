@@ -6,7 +6,8 @@
 --   options                  rows of util.options: the keys of `parallel` that it reads
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
 --   axes(p)                  list of { name =, size = n or "auto", splits = "samples" or "stages" or nil }
---   rewrite(g, p, mesh)      on the traced graph: g:replace(node, f) puts what f composes in a node's place; nodes are entries of g:nodes()
+--   rewrite(g, p, mesh)      on the traced graph: g:replace(node, f) puts what f composes in a node's place; nodes are entries of
+--   g:nodes()
 --   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size

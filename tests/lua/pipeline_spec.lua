@@ -1,5 +1,6 @@
 -- luacheck: no max line length
--- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints; the chart;
+-- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints;
+-- the chart;
 -- mistakes and their messages.
 local dt = require "dtrain"
 local core = require "dtrain.core"
