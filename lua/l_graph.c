@@ -400,7 +400,21 @@ static int l_collective(lua_State *L) {
   else if (g->level < DT_STAGED) dt_node_of(g, out[0])->reason = "the strategy's update";
   if (model && (op == DT_OP_all_reduce || op == DT_OP_reduce_scatter) && (r == DT_RED_MAX || r == DT_RED_MIN))
     out[0] = dt_b1(g, DT_OP_stop_gradient, out[0]);
-  return dtl_push_symbol(L, 1, out[0]), 1;
+  return dtl_push_symbol(L, 1, out[0]), lua_pushboolean(L, model), 2;
+}
+
+/* core.sample_axes(symbol) -> list of the axes that split samples and have more than one rank */
+static int l_sample_axes(lua_State *L) {
+  dtl_symbol *x = dtl_to_symbol(L, 1);
+  if (!x) dtl_bad_arg(L, "sample_axes", 1, "a symbolic tensor", 1);
+  const dt_mesh *m = &dtl_symbol_graph(L, x)->mesh;
+  lua_newtable(L);
+  for (int a = 0, n = 0; a < m->naxes; a++) {
+    if (m->role[a] != DT_AXIS_SAMPLES || m->size[a] == 1) continue;
+    lua_pushstring(L, m->name[a]);
+    lua_rawseti(L, -2, ++n);
+  }
+  return 1;
 }
 
 /* core.axes_size(symbol, axes) -> ranks that differ on these axes alone */
@@ -409,6 +423,16 @@ static int l_axes_size(lua_State *L) {
   if (!x) dtl_bad_arg(L, "axes_size", 1, "a symbolic tensor", 1);
   const dt_graph *g = dtl_symbol_graph(L, x);
   return lua_pushinteger(L, dt_mesh_count(&g->mesh, axes_mask(L, "axes_size", g, 2))), 1;
+}
+
+/* g:full(shape, value [, dtype = f32]) -> symbol: one number everywhere, in no memory until somebody reads it */
+static int g_full(lua_State *L) {
+  static const char fn[] = "graph:full";
+  dtl_graph *b = check_graph(L, fn);
+  dt_type t = dtl_shape(L, fn, 1, 2, dtl_opt_dtype(L, fn, 3, 4, DT_F32));
+  double v = dtl_num(L, fn, 2, 3);
+  dtl_graph_here(L, b);
+  return dtl_push_symbol(L, 1, dt_full(b->g, v, t.dtype, t.nd, t.dim)), 1;
 }
 
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
@@ -494,7 +518,8 @@ static dt_nid node_of(lua_State *L, const char *fn, const dt_graph *g, int i) {
     return -1;
   }
   int64_t n = 0;
-  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 || n > g->node.n)
+  if (lua_type(L, i) != LUA_TTABLE || lua_getfield(L, i, "index") != LUA_TNUMBER || !dtl_is_int(L, -1, &n) || n < 1 ||
+      n > g->node.n)
     dtl_bad_arg(L, fn, i - 1, "a parameter's or input's name, or an entry of graph:nodes()", i);
   lua_pop(L, 1);
   return (dt_nid)(n - 1);
@@ -544,8 +569,11 @@ static int g_replace(lua_State *L) {
     if (s && !dt_type_eq(dt_type_of(b->g, s->v), dt_type_of(b->g, n.out[o]))) wrong = "a tensor of another type";
   }
   free(used);
-  if (wrong) dtl_fail(L, "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it gave %s", fn,
-                      dt_op(n.op)->name, wrong);
+  if (wrong)
+    dtl_fail(L,
+             "%s: what replaces %s must return a tensor of the same shape and dtype for each result that is used; it "
+             "gave %s",
+             fn, dt_op(n.op)->name, wrong);
   for (dt_nid i = upto; i < b->g->node.n; i++) b->g->node.p[i].file = n.file, b->g->node.p[i].line = n.line;
   dt_graph_block(b->g, NULL);
   redirect(b->g, id, by, upto);
@@ -915,35 +943,20 @@ static int g_params(lua_State *L) {
 }
 
 void dtl_open_graph(lua_State *L) {
-  static const luaL_Reg fn[] = {
-      {"graph", l_graph}, {"draw", l_draw}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input},
-                                    {"param", g_param},
-                                    {"buffer", g_buffer},
-                                    {"state", g_state},
-                                    {"hyper", g_hyper},
-                                    {"output", g_output},
-                                    {"loss", g_loss},
-                                    {"assign", g_assign},
-                                    {"grad", g_grad},
-                                    {"grads", g_grads},
-                                    {"update", g_update},
-                                    {"params", g_params},
-                                    {"place", g_place},
-                                    {"placed", g_placed},
-                                    {"localize", g_localize},
-                                    {"replace", g_replace},
-                                    {"settle", g_settle},
-                                    {"nodes", g_nodes},
-                                    {"clone", g_clone},
-                                    {"block", g_block},
-                                    {"blocks", g_blocks},
-                                    {"recompute", g_recompute},
-                                    {"local_state", g_local_state},
-                                    {"between", g_between},
-                                    {"unclipped", g_unclipped},
-                                    {"compile", dtl_compile},
-                                    {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"graph", l_graph},
+                                {"draw", l_draw},
+                                {"collective", l_collective},
+                                {"axes_size", l_axes_size},
+                                {"sample_axes", l_sample_axes},
+                                {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"input", g_input},     {"param", g_param},         {"buffer", g_buffer},       {"state", g_state},
+      {"hyper", g_hyper},     {"full", g_full},           {"output", g_output},       {"loss", g_loss},
+      {"assign", g_assign},   {"grad", g_grad},           {"grads", g_grads},         {"update", g_update},
+      {"params", g_params},   {"place", g_place},         {"placed", g_placed},       {"localize", g_localize},
+      {"replace", g_replace}, {"settle", g_settle},       {"nodes", g_nodes},         {"clone", g_clone},
+      {"block", g_block},     {"blocks", g_blocks},       {"recompute", g_recompute}, {"local_state", g_local_state},
+      {"between", g_between}, {"unclipped", g_unclipped}, {"compile", dtl_compile},   {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

@@ -110,7 +110,8 @@ static void read_table(lua_State *L, attr_reader *r, int *next, int arg, int i) 
   }
   if (worst) unknown_attr(L, r->o, worst);
   bool list = *next < r->o->nspec;
-  if (lua_rawlen(L, i) || (!named && list && r->o->spec[*next].kind == 'l')) { /* {} is the empty list, or no attributes */
+  if (lua_rawlen(L, i) ||
+      (!named && list && r->o->spec[*next].kind == 'l')) { /* {} is the empty list, or no attributes */
     if (*next >= r->o->nspec)
       dtl_fail(L, "%s: argument %d is a list, but no attribute is left for it", r->o->name, arg);
     read_attr(L, r, (*next)++, arg, i, i);

@@ -520,6 +520,23 @@ static int p_outputs(lua_State *L) {
   return 1;
 }
 
+/* plan:passes() -> list of { name =, before =, after = nodes, seconds = } */
+static int p_passes(lua_State *L) {
+  const dt_graph *g = dtl_check_plan(L, "plan:passes", 0, 1)->p->g;
+  lua_createtable(L, g->passed.n, 0);
+  for (int i = 0; i < g->passed.n; i++) {
+    const dt_passed *x = &g->passed.p[i];
+    lua_createtable(L, 0, 4);
+    field_text(L, "name", x->name);
+    field_int(L, "before", x->before);
+    field_int(L, "after", x->after);
+    lua_pushnumber(L, x->seconds);
+    lua_setfield(L, -2, "seconds");
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
 void dtl_open_plan(lua_State *L) {
   static const luaL_Reg method[] = {{"text", p_text},
                                     {"collectives", p_collectives},
@@ -530,6 +547,7 @@ void dtl_open_plan(lua_State *L) {
                                     {"unused", p_unused},
                                     {"outputs", p_outputs},
                                     {"recomputed", p_recomputed},
+                                    {"passes", p_passes},
                                     {NULL, NULL}};
   luaL_newmetatable(L, DTL_PLAN);
   lua_pushcfunction(L, plan_gc);

@@ -29,10 +29,10 @@ static _Noreturn void fail_at(lua_State *L, const char *where, const char *fmt, 
   dtl_raise(L, &e);
 }
 /* What a schedule returned is no list of actions; fmt says what it is. */
-#define NONSENSE(L, name, where, rank, fmt, ...)                                                                       \
-  fail_at(L, where,                                                                                                    \
-          "schedule %s: stage %d: " fmt "; it must return a list of { \"F\" | \"B\" | \"W\", microbatch [, chunk] }, " \
-          "or of lists of those that run together",                                                                    \
+#define NONSENSE(L, name, where, rank, fmt, ...)                                                                    \
+  fail_at(L, where,                                                                                                 \
+          "schedule %s: stage %d: " fmt "; it must return a list of { \"F\" | \"B\" | \"W\", microbatch [, chunk] " \
+          "[, with = an action, or a list] }",                                                                      \
           name, rank, __VA_ARGS__)
 
 /* ---- where stages lie ---- */
@@ -94,7 +94,7 @@ static int l_stages(lua_State *L) {
 
 /* ---- actions ---- */
 /* The action on the stack's top; with: together with the one before it. */
-static void read_action(lua_State *L, dt_schedule *s, const char *name, const char *where, int rank, int i, bool with) {
+static void read_part(lua_State *L, dt_schedule *s, const char *name, const char *where, int rank, int i, bool with) {
   int64_t micro = 0, chunk = 1;
   int chunks = dt_stages_chunks(s->map, rank);
   if (lua_type(L, -1) != LUA_TTABLE) NONSENSE(L, name, where, rank, "action %d is %s", i, dtl_kind(L, -1));
@@ -112,26 +112,35 @@ static void read_action(lua_State *L, dt_schedule *s, const char *name, const ch
              luaL_tolstring(L, -1, NULL), chunks);
   lua_pop(L, 3);
   dt_schedule_add(s, rank, *kind, (int)chunk - 1, (int)micro - 1, with);
+  if (with && lua_getfield(L, -1, "with") != LUA_TNIL)
+    NONSENSE(L, name, where, rank, "action %d has an action with it that has others with it itself", i);
+  if (with) lua_pop(L, 1);
 }
 
-/* The actions of a rank, the list on the stack's top; an action that is a list of actions is several that run together. */
+/* The action on the stack's top, and those that run together with it: one, or a list. */
+static void read_action(lua_State *L, dt_schedule *s, const char *name, const char *where, int rank, int i) {
+  read_part(L, s, name, where, rank, i, false);
+  if (lua_getfield(L, -1, "with") == LUA_TTABLE) {
+    bool list = lua_rawgeti(L, -1, 1) == LUA_TTABLE;
+    lua_pop(L, 1);
+    if (!list) read_part(L, s, name, where, rank, i, true);
+    for (int k = 1; list && k <= (int)lua_rawlen(L, -1); k++) {
+      lua_rawgeti(L, -1, k);
+      read_part(L, s, name, where, rank, i, true);
+      lua_pop(L, 1);
+    }
+  } else if (!lua_isnil(L, -1)) NONSENSE(L, name, where, rank, "action %d has %s with it", i, dtl_kind(L, -1));
+  lua_pop(L, 1);
+}
+
+/* The actions of a rank, the list on the stack's top. */
 static void read_actions(lua_State *L, dt_schedule *s, const char *name, const char *where, int rank) {
   luaL_checkstack(L, 16, "core.schedule");
   if (lua_type(L, -1) != LUA_TTABLE) NONSENSE(L, name, where, rank, "it returned %s", dtl_kind(L, -1));
   int n = (int)lua_rawlen(L, -1);
   for (int i = 1; i <= n; i++) {
     lua_rawgeti(L, -1, i);
-    bool list = false;
-    if (lua_type(L, -1) == LUA_TTABLE) {
-      list = lua_rawgeti(L, -1, 1) == LUA_TTABLE;
-      lua_pop(L, 1);
-    }
-    if (!list) read_action(L, s, name, where, rank, i, false);
-    for (int k = 1; list && k <= (int)lua_rawlen(L, -1); k++) {
-      lua_rawgeti(L, -1, k);
-      read_action(L, s, name, where, rank, i, k > 1);
-      lua_pop(L, 1);
-    }
+    read_action(L, s, name, where, rank, i);
     lua_pop(L, 1);
   }
 }

@@ -243,15 +243,20 @@ static int l_zeros(lua_State *L) { return filled(L, "zeros", 0, 0, 2); }
 static int l_ones(lua_State *L) { return filled(L, "ones", 0, 1, 2); }
 static int l_full(lua_State *L) { return filled(L, "full", 2, 0, 3); }
 
-/* Philox by (seed, element); without a seed, the context's seed and the number of the call. */
-static int random_tensor(lua_State *L, const char *fn, bool normal) {
+/* Numbers by Philox of (seed, element); without a seed at stack index i, of the context's seed and the number of the call. */
+static void random_key(lua_State *L, const char *fn, int i, uint64_t *key, uint64_t *stream) {
   static uint64_t calls;
+  *stream = 0;
+  if (lua_isnoneornil(L, i)) *key = dt_ctx_seed(dtl_ctx(L)), *stream = ++calls;
+  else *key = (uint64_t)dtl_int(L, fn, i, i);
+}
+
+static int random_tensor(lua_State *L, const char *fn, bool normal) {
   int dtype = dtl_opt_dtype(L, fn, 3, 3, DT_F32);
   if (!dt_is_float(dtype)) dtl_fail(L, "%s: dtype %s is no float; draw floats and cast them", fn, dt_dtype_name(dtype));
   dt_type t = dtl_shape(L, fn, 1, 1, dtype);
-  uint64_t key, stream = 0;
-  if (lua_isnoneornil(L, 2)) key = dt_ctx_seed(dtl_ctx(L)), stream = ++calls;
-  else key = (uint64_t)dtl_int(L, fn, 2, 2);
+  uint64_t key, stream;
+  random_key(L, fn, 2, &key, &stream);
   dtl_tensor *b = dtl_tensor_new(L, &t);
   int64_t n = dt_numel(&t);
   for (int64_t i = 0; i < n; i += 4) {
@@ -269,6 +274,50 @@ static int random_tensor(lua_State *L, const char *fn, bool normal) {
 }
 static int l_rand(lua_State *L) { return random_tensor(L, "rand", false); }
 static int l_randn(lua_State *L) { return random_tensor(L, "randn", true); }
+
+/* A whole number from 0 to n - 1: number i of the stream. The remainder of 64 bits: uneven by less than n / 2^64. */
+static int64_t random_below(uint64_t key, uint64_t stream, int64_t i, int64_t n) {
+  uint32_t u[4];
+  dt_philox(key, stream, (uint64_t)i / 2, u);
+  return (int64_t)(((uint64_t)u[i % 2 * 2] << 32 | u[i % 2 * 2 + 1]) % (uint64_t)n);
+}
+
+/* randint(low, high, shape [, seed [, dtype = i64]]): from low to high - 1 */
+static int l_randint(lua_State *L) {
+  static const char fn[] = "randint";
+  int64_t low = dtl_int(L, fn, 1, 1), high = dtl_int(L, fn, 2, 2);
+  int dtype = dtl_opt_dtype(L, fn, 5, 5, DT_I64);
+  if (high <= low || high - (uint64_t)low > INT64_MAX)
+    dtl_fail(L, "%s: there is no whole number from %lld to below %lld; give the lower bound first", fn, (long long)low,
+             (long long)high);
+  dt_type t = dtl_shape(L, fn, 3, 3, dtype);
+  uint64_t key, stream;
+  random_key(L, fn, 4, &key, &stream);
+  dtl_tensor *b = dtl_tensor_new(L, &t);
+  for (int64_t i = 0, n = dt_numel(&t); i < n; i++) {
+    int64_t v = low + random_below(key, stream, i, high - low);
+    if (dtype == DT_I64) ((int64_t *)b->v.p)[i] = v;
+    else dt_put(b->v.p, dtype, i, (double)v);
+  }
+  return 1;
+}
+
+/* randperm(n [, seed]): 0 .. n - 1 in a random order, i64 (Fisher and Yates) */
+static int l_randperm(lua_State *L) {
+  static const char fn[] = "randperm";
+  int64_t n = dtl_int(L, fn, 1, 1);
+  if (n < 0) dtl_fail(L, "%s: n is %lld, but must be 0 or more", fn, (long long)n);
+  uint64_t key, stream;
+  random_key(L, fn, 2, &key, &stream);
+  dt_type t = dt_type_make(DT_I64, 1, &n);
+  int64_t *p = dtl_tensor_new(L, &t)->v.p;
+  for (int64_t i = 0; i < n; i++) p[i] = i;
+  for (int64_t i = n - 1; i > 0; i--) {
+    int64_t j = random_below(key, stream, i, i + 1), other = p[j];
+    p[j] = p[i], p[i] = other;
+  }
+  return 1;
+}
 
 /* arange(stop) or arange(start, stop[, step[, dtype]]) */
 static int l_arange(lua_State *L) {
@@ -494,9 +543,11 @@ static int l_save(lua_State *L) {
 }
 
 void dtl_open_tensor(lua_State *L) {
-  static const luaL_Reg fn[] = {{"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},     {"full", l_full},
-                                {"rand", l_rand},     {"randn", l_randn}, {"arange", l_arange}, {"load", l_load},
-                                {"same", l_same},     {"save", l_save},   {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"tensor", l_tensor}, {"zeros", l_zeros}, {"ones", l_ones},       {"full", l_full},
+      {"rand", l_rand},     {"randn", l_randn}, {"randint", l_randint}, {"randperm", l_randperm},
+      {"arange", l_arange}, {"load", l_load},   {"same", l_same},       {"save", l_save},
+      {NULL, NULL}};
   static const luaL_Reg method[] = {{"item", l_item}, {"totable", l_totable}, {"copy_", l_copy_}, {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_getmetatable(L, DTL_TENSOR); /* made by l_op.c, with the operators */

@@ -40,7 +40,8 @@ function dt.manual_seed(n) scope.seed = util.check("dt.manual_seed", n, "integer
 
 -- ---- concrete tensors ----
 dt.tensor, dt.zeros, dt.ones, dt.full = core.tensor, core.zeros, core.ones, core.full
-dt.rand, dt.randn, dt.arange = core.rand, core.randn, core.arange
+dt.arange = core.arange
+for name, f in util.sorted(require "dtrain.random") do dt[name] = f end
 dt.load, dt.save = core.load, core.save
 dt.is_symbolic, dt.is_tensor = core.is_symbolic, core.is_tensor
 

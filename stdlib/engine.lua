@@ -3,6 +3,8 @@
 -- the same order.
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
+local folder = require "dtrain.folder"
+local identity = require "dtrain.identity"
 local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
 local pieces = require "dtrain.pieces"
@@ -38,6 +40,20 @@ local function sizes_of(loader, rows)
   return out
 end
 
+-- Where the model itself makes the replicas meet in each microbatch, all must have microbatches of one size.
+local function check_even(job, where)
+  if not job.meets or where.copies == 1 then return end
+  local unit = where.copies * job:rows(where.replicas)
+  for _, set in ipairs { { "data", job.data.train:count() }, { "eval data", job.eval.data and job.eval.data:count() or 0 } } do
+    local last = set[2] % job.batch.global
+    if job.batch.global % unit ~= 0 or last % unit ~= 0 then
+      util.fail_at(job.where, "the model uses %s over replicas, so all of them must have microbatches of the same size: "
+        .. "batch.global = %d and the %d samples of %s must be multiples of %d (%d replicas x microbatches of %d)", job.meets,
+        job.batch.global, set[2], set[1], unit, where.copies, unit // where.copies)
+    end
+  end
+end
+
 --- Every plan of the rank at `where` (job:where_is): { main, train = plans (main first), eval = { { rows, plan } ... }, places =
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
 --- it, so that the memory that is planned is the memory that is allocated. known: see trace.train.
@@ -53,6 +69,7 @@ function M.plans(job, where, known)
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
+  check_even(job, where)
   for _, s in ipairs(job.parallel:with "between") do
     local every = s.between.every(job.parallel.p)
     if every and where.copies > 1 then
@@ -140,6 +157,8 @@ function M.new(job)
   self.rates = job.optimizer:group_lr()
   run.groups, run.nominal, run.profile = #self.rates, self.nominal, job.profile
   for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rates(step, self.steps, self.rates) end
+  self.defines = identity.defines(job, self.steps)
+  if core.size() > 1 then util.at(job.where, core.agree, "runs", identity.agreed(self)) end
   self.exec, self.eval_numbers = M.executor(plans, run)
   self.between = plans.between
   if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
@@ -162,6 +181,7 @@ function M.new(job)
 
   shared.join(self)
   self.start = 0
+  folder.open(self)
   self:resume(options.resume)
   self.record = records.new(self)
   self.loader = loader_of(job, job.data.train, self.start, false, where)
@@ -169,8 +189,8 @@ function M.new(job)
 end
 
 -- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
-local function newest(folder)
-  for _, dir in ipairs { folder, folder .. "/checkpoints" } do
+local function newest(place)
+  for _, dir in ipairs { place, place .. "/checkpoints" } do
     local saved = core.exists(dir) == "directory" and core.checkpoint { dir = dir }
     if saved then return saved end
   end
@@ -197,11 +217,16 @@ function Engine:resume(what, ...)
     saved = not core.exists(what .. "/manifest.json") and newest(what) or core.checkpoint { path = what }
   end
   local meta = saved:meta()
-  self.exec:load(saved)
+  local notes, other_precision = identity.compare(self, meta, self.options.resume_with)
+  for _, note in ipairs(not self.options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
+  self.exec:load(saved, not other_precision)
   saved:close()
   self.settled = nil
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
-  if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end
+  if self.loader then
+    self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where)
+    self.record:back_to(meta.step)
+  end
   shared.changed(self, true)
   return meta.step
 end
@@ -217,6 +242,11 @@ local function warn_of_launcher(self, m)
     .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
 end
 
+--- Compares a digest of each parameter among its replicas; an error on all ranks names the first that differs.
+function M.compare(engine)
+  if core.size() > 1 then util.at(engine.job.where, engine.exec.alike, engine.exec) end
+end
+
 -- After a step, whole or in pieces.
 local function stepped(self, m)
   self.info = m
@@ -228,6 +258,8 @@ local function stepped(self, m)
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  local compare = self.job.compare_every
+  if compare > 0 and self.step_number % compare == 0 then M.compare(self) end
   warn_of_launcher(self, m)
   if m.skipped then self.skipped = self.skipped + 1 end
   local every = not self.driven and self.job.report_every
@@ -323,13 +355,16 @@ function Engine:eval()
   return out
 end
 
---- Writes a checkpoint below `dir` (default: the job's). Rank 0 writes, all ranks wait.
+--- Writes a checkpoint below `dir` (default: the job's), each rank what it owns. All ranks call it.
 function Engine:save(dir)
   local c = self.checkpoint
   dir = dir or (c and c.dir)
   if not dir then util.fail("engine:save needs a folder, or a job with checkpoint = { dir = ... }") end
   shared.take(self, "engine:save")
-  self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number } }
+  if not c or dir ~= c.dir then folder.other(self, dir) end
+  M.compare(self)
+  self.record:flush()
+  self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number }, run = self.run, defines = self.defines }
   self.saved = self.step_number
 end
 

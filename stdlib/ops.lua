@@ -42,8 +42,22 @@ end
 -- ---- results of which only the first is meant ----
 
 --- Softmax attention: q[B,H,T,D], k and v [B,Hk,S,D] with Hk dividing H (bthd = true: [B,T,H,D]) -> as q.
---- attrs: causal, scale (0 = 1/sqrt(D)), bthd. No T x S matrix is held (Dao 2023).
-function ops.attention(q, k, v, attrs) return (op("attention", q, k, v, attrs)) end
+--- attrs: causal, causal_align, scale (0 = 1/sqrt(D)), bthd. No T x S matrix is held (Dao 2023). causal with T queries and S keys:
+--- causal_align = "bottom_right" (the default): query i sees keys up to i + S - T, as when a cache holds earlier keys; "top_left":
+--- up to
+--- i, as PyTorch's is_causal. With S = T they are one.
+function ops.attention(q, k, v, attrs)
+  if type(attrs) == "table" and attrs.causal_align ~= nil then
+    local align = attrs.causal_align
+    attrs = util.copy(attrs)
+    attrs.causal_align = nil
+    if align ~= "top_left" and align ~= "bottom_right" then
+      util.fail('attention: causal_align is "bottom_right" or "top_left", got %s', util.show(align))
+    end
+    attrs.top_left = align == "top_left"
+  end
+  return (op("attention", q, k, v, attrs))
+end
 
 --- Layer norm over the last attrs.dims dims (1), with weight and bias when given.
 function ops.layer_norm(...) return (op("layer_norm", ...)) end

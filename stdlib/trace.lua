@@ -67,7 +67,8 @@ end
 
 local function within(job, how, training, f)
   local graph = core.graph { rows = how.rows, mesh = how.where.mesh }
-  local s = { graph = graph, symbols = {}, training = training, once = true, label = "the job's model" }
+  local s = { graph = graph, rows = how.rows, symbols = {}, training = training, once = true, job = job,
+    label = "the job's model" }
   return util.at(job.where, scope.with, s, function()
     local optimizer = job.optimizer
     for _, m in ipairs(trace.modules(job)) do

@@ -1,8 +1,8 @@
 -- DualPipe (DeepSeek-V3, 2024): microbatches enter the pipeline from both ends. Every stage lies on two ranks, r and ranks - 1 - r,
 -- whose gradients are added up; half of the microbatches go each way, and in between a rank runs a forward of one way together with
 -- a backward of the other, so that what the one sends travels while the other computes.
---   mpirun --oversubscribe -n 4 dtrain examples/strategies/dualpipe.lua --pipeline 4
---   dtrain explain examples/strategies/dualpipe.lua --pipeline 4 --ranks 4   look at: the chart, F+B+W as one action
+--   mpirun --oversubscribe -n 4 dtrain examples/strategies/dualpipe.lua
+--   dtrain explain examples/strategies/dualpipe.lua --ranks 4   look at: the chart, F+B+W as one action
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
@@ -22,7 +22,9 @@ function dualpipe.order(rank, ranks, micro)
       done[kind .. side] = (done[kind .. side] or 0) + 1
       if first + done[kind .. side] <= last then actions[#actions + 1] = { kind, first + done[kind .. side], way + 1 } end
     end
-    if #actions > 0 then out[#out + 1] = #actions > 1 and actions or actions[1] end
+    local action = table.remove(actions, 1)
+    if action and #actions > 0 then action.with = actions end
+    out[#out + 1] = action
   end
   local function split(side) -- a backward whose weight gradients wait
     put("B" .. side)
@@ -49,4 +51,4 @@ end
 
 return dt.job { model = nn.GPT { vocab = 64, layers = 8, heads = 4, width = 32, context = 16 }, loss = nn.CrossEntropy(),
   data = data.synthetic { tokens = 64, context = 16, samples = 256 }, batch = { global = 32, micro = 2 }, steps = 10,
-  optimizer = optim.AdamW { lr = 1e-3 }, parallel = { pipeline = dt.args({ pipeline = 2 }).pipeline, schedule = dualpipe } }
+  optimizer = optim.AdamW { lr = 1e-3 }, parallel = { pipeline = dt.args({ pipeline = 4 }).pipeline, schedule = dualpipe } }

@@ -1,7 +1,7 @@
 -- ZB-V (Qi et al. 2024): each rank has two chunks of the model, placed in a V (rank 0 has the first and the last stage), and weight
 -- gradients fill the gaps: from 2 ranks - 1 microbatches on no rank idles between its first and its last action, with 1F1B's memory.
---   mpirun --oversubscribe -n 4 dtrain examples/strategies/zb_v.lua --pipeline 4
---   dtrain explain examples/strategies/zb_v.lua --pipeline 4 --ranks 4     look at: the chart, no gap inside of a row
+--   mpirun --oversubscribe -n 4 dtrain examples/strategies/zb_v.lua
+--   dtrain explain examples/strategies/zb_v.lua --ranks 4     look at: the chart, no gap inside of a row
 local dt = require "dtrain"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 local zb_v = { chunks = 2 }
@@ -23,4 +23,4 @@ end
 
 return dt.job { model = nn.GPT { vocab = 64, layers = 16, heads = 4, width = 32, context = 16 }, loss = nn.CrossEntropy(),
   data = data.synthetic { tokens = 64, context = 16, samples = 256 }, batch = { global = 32, micro = 2 }, steps = 10,
-  optimizer = optim.AdamW { lr = 1e-3 }, parallel = { pipeline = dt.args({ pipeline = 2 }).pipeline, schedule = zb_v } }
+  optimizer = optim.AdamW { lr = 1e-3 }, parallel = { pipeline = dt.args({ pipeline = 4 }).pipeline, schedule = zb_v } }

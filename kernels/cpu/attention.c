@@ -32,6 +32,7 @@ typedef struct att {
   quad q, k, v, o, lse, go, gq, gk, gv; /* lse: sd unused */
   int64_t B, H, Hk, T_, S, D, strips, blocks;
   bool causal;
+  int64_t ahead; /* causal: query t sees keys up to t + ahead */
   double scale;
   char *ws;
   size_t each;          /* workspace of a thread */
@@ -71,7 +72,7 @@ static inline void feed_go(feed *f, int64_t tiles) {
 }
 /* keys that query t sees */
 static inline int64_t seen(const att *a, int64_t t) {
-  return a->causal ? K_MAX(0, K_MIN(a->S, t + a->S - a->T_ + 1)) : a->S;
+  return a->causal ? K_MAX(0, K_MIN(a->S, t + a->ahead + 1)) : a->S;
 }
 
 static att setup(const dt_call *c) {
@@ -80,6 +81,7 @@ static att setup(const dt_call *c) {
   att a = {.causal = c->a.attention.causal, .scale = c->a.attention.scale, .ws = c->ws};
   a.B = q->dim[0], a.H = q->dim[bthd ? 2 : 1], a.T_ = q->dim[bthd ? 1 : 2], a.D = q->dim[3];
   a.Hk = k->dim[bthd ? 2 : 1], a.S = k->dim[bthd ? 1 : 2];
+  a.ahead = c->a.attention.top_left ? 0 : a.S - a.T_;
   if (a.scale == 0) a.scale = 1 / sqrt((double)a.D);
   a.strips = (a.T_ + ROWS - 1) / ROWS, a.blocks = (a.S + KEYS - 1) / KEYS;
   a.q = quad_of(&c->in[0], bthd), a.k = quad_of(&c->in[1], bthd), a.v = quad_of(&c->in[2], bthd);

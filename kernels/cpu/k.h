@@ -78,7 +78,7 @@ void K(load_f32)(float *dst, const void *p, int dtype, int64_t stride, int64_t n
 void K(load_f64)(double *dst, const void *p, int dtype, int64_t stride, int64_t n);
 void K(store_f32)(void *p, int dtype, int64_t stride, const float *src, int64_t n);
 void K(store_f64)(void *p, int dtype, int64_t stride, const double *src, int64_t n);
-void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t n); /* floats truncate */
+void K(load_i64)(int64_t *dst, const void *p, int dtype, int64_t stride, int64_t n);  /* floats truncate */
 void K(store_i64)(void *p, int dtype, int64_t stride, const int64_t *src, int64_t n); /* to the low bits */
 /* one id of a dtype u8, i32, i64 */
 static inline int64_t k_id(const void *p, int dtype, int64_t i) {

@@ -137,7 +137,7 @@ M_FN double m_log1p_f64(double x) { return log1p(x); }
 M_FN double m_quarters_f32(float x, uint32_t *q) {
   static const double chunk[9] = {0xa2f983p-24,  0x6e4e44p-48,  0x1529fcp-72,  0x2757d1p-96, 0xf534ddp-120,
                                   0xc0db62p-144, 0x95993cp-168, 0x439041p-192, 0xfe5163p-216};
-  const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer in the low bits */
+  const double magic = 6755399441055744.0;              /* 1.5 * 2^52: adding it rounds to an integer in the low bits */
   int32_t last = (int32_t)(m_u32(x) >> 23 & 255) - 150; /* x is a multiple of 2^last */
   int32_t first = last < 26 ? 0 : last < 50 ? 1 : last < 74 ? 2 : last < 98 ? 3 : 4;
   double p0 = (double)x * chunk[first], p1 = (double)x * chunk[first + 1], p2 = (double)x * chunk[first + 2];

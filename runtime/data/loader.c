@@ -146,7 +146,7 @@ static dt_status check(const dt_dataset *ds, const dt_loader_opts *o, dt_err *e)
   if (o->start < 0 || o->epochs < 0)
     return dt_fail(e, DT_EUSER, NULL, "start at step %lld for %lld epochs; neither can be negative",
                    (long long)o->start, (long long)o->epochs);
-  if (ds->n < o->size)
+  if (ds->n < o->size && o->epochs != 1) /* a single pass may leave a rank without samples, endless training may not */
     return dt_fail(e, DT_EUSER, NULL,
                    "the data set has %lld sample%s for %d ranks; start at most %lld rank%s or use more data",
                    (long long)ds->n, ds->n == 1 ? "" : "s", o->size, (long long)ds->n, ds->n == 1 ? "" : "s");

@@ -21,8 +21,9 @@ bool dt_exec_finite(dt_exec *x, const dt_view *v) {
   return good;
 }
 
-/* An id outside of what it indexes makes its row NaN: name the id instead. */
-static dt_status bad_id(dt_exec *x, const bound *q, const char *where, dt_err *e) {
+dt_status dt_exec_check_ids(dt_exec *x, const bound *q, dt_err *e) {
+  char where[256] = "";
+  if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
   static const struct {
     int op, ids, table, dim, ignore;
     const char *what, *hint;
@@ -42,7 +43,7 @@ static dt_status bad_id(dt_exec *x, const bound *q, const char *where, dt_err *e
     int64_t bad = -1, id = 0;
     for (int64_t i = 0; i < n && bad < 0; i++) {
       id = (int64_t)dt_get(p, ids->t.dtype, i);
-      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.attr[0].i)) bad = i; /* ignore_index */
+      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.a.cross_entropy.ignore_index)) bad = i;
     }
     vt->unmap(x->compute, ids->p, bytes, p, false);
     if (bad >= 0)
@@ -55,7 +56,7 @@ static dt_status bad_id(dt_exec *x, const bound *q, const char *where, dt_err *e
 dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e) {
   char t[96], where[256] = "";
   if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
-  DT_TRY(bad_id(x, q, where, e));
+  DT_TRY(dt_exec_check_ids(x, q, e));
   dt_str chain = {0}; /* the ops of a fused chain */
   static const char *const ew[] = {
 #define EW(name, ...) #name,

@@ -114,6 +114,7 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
   int64_t start = outer || dt_trace_begins(x, x->state.step) ? dt_trace_clock() : 0;
   for (int s = 0; s < DT_SEG_FIXED; s++) DT_TRY(dt_exec_whole(x, b, s, true, true, e));
   DT_TRY(dt_exec_drain(x, e));
+  for (int i = 0; i < b->plan->seg[DT_SEG_MICRO].ins.n; i++) DT_TRY(dt_exec_check_ids(x, &b->seg[DT_SEG_MICRO][i], e));
   if (x->tracing) dt_trace_span(x, "between steps", -1, -1, start);
   if (!outer) dt_trace_ends(x);
   return DT_OK;

@@ -28,10 +28,13 @@ dt_status dt_exec_new(dt_ctx *c, dt_plan *main, const dt_exec_opts *o, dt_exec *
 dt_status dt_exec_add(dt_exec *x, dt_plan *p, int *number, dt_err *e) {
   if (x->ready) return dt_fail(e, DT_EBUG, NULL, "plans are added before the executor is ready");
   const dt_plan *m = x->b[0].plan;
-  if (p->spec.train && (p->seg[0].ins.n != m->seg[0].ins.n || p->lane.n != m->lane.n))
-    return dt_fail(e, DT_EBUG, NULL, "plans of two microbatch sizes differ in what they do before a step");
+  const dt_segment *pre = &p->seg[DT_SEG_PRE];
+  bool differs = p->spec.train && pre->ins.n != m->seg[DT_SEG_PRE].ins.n, talks = p->lane.n != m->lane.n;
+  for (int i = 0; i < pre->ins.n && differs; i++) talks |= pre->ins.p[i].kind == DT_I_COMM;
+  if (p->spec.train && talks)
+    return dt_fail(e, DT_EBUG, NULL, "plans of two microbatch sizes differ in what they communicate before a step");
   x->b = dt_xrealloc(x->b, sizeof *x->b * (size_t)(x->nplan + 1));
-  x->b[x->nplan] = (bound_plan){.plan = p};
+  x->b[x->nplan] = (bound_plan){.plan = p, .own_pre = differs};
   *number = x->nplan++;
   return DT_OK;
 }

@@ -36,6 +36,7 @@ typedef struct bound_plan {
   double *stats;      /* f64[2] in the device's memory, or NULL */
   const char **field; /* names of inputs */
   double *hyper;      /* [hypers] on the host: what the device has */
+  bool own_pre;       /* what it does before a step is not what the first plan does */
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
   int norm_at;        /* UPD instructions up to and including the gradient norm */
 } bound_plan;
@@ -152,6 +153,8 @@ dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int
 bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
 dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Where q looks ids up (embedding, gather, one_hot, cross_entropy): the error about one that is outside of what it indexes. */
+dt_status dt_exec_check_ids(dt_exec *x, const bound *q, dt_err *e);
 /* Launches the kernels of a plan's microbatch again, whose inputs are there: the error about the first value that is not finite,
  * DT_OK when all are. first: gradients begin. */
 dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e);

@@ -88,7 +88,10 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   }
   x->tick.step = x->state.step;
   write_hypers(x, 0);
-  return dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e);
+  DT_TRY(dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e));
+  for (int k = 1; k < x->nplan; k++) /* gradients that begin at zero in one plan and are overwritten in another */
+    if (x->b[k].own_pre) DT_TRY(dt_exec_whole(x, &x->b[k], DT_SEG_PRE, true, true, e));
+  return DT_OK;
 }
 
 /* Feeds the microbatch at hand; a rank without samples has the main plan, and takes part in what is communicated. */

@@ -17,9 +17,10 @@ static dt_status attention_inputs(dt_shape_ctx *s, dt_type *lse) {
   if (k->dim[h] < 1 || q->dim[h] % k->dim[h])
     return fail(s, "%lld query heads do not divide by %lld key heads; choose a multiple", (long long)q->dim[h],
                 (long long)k->dim[h]);
-  if (s->a->attention.causal && q->dim[t] > k->dim[t])
+  if (s->a->attention.causal && !s->a->attention.top_left && q->dim[t] > k->dim[t])
     return fail(s,
-                "causal with %lld queries but only %lld keys: the first queries would see nothing; give as many keys",
+                "causal with %lld queries but only %lld keys: the first queries would see nothing; give as many keys, "
+                "or causal_align = \"top_left\"",
                 (long long)q->dim[t], (long long)k->dim[t]);
   *lse = dt_type_make(DT_F32, 3, (int64_t[]){q->dim[0], q->dim[h], q->dim[t]});
   return DT_OK;
@@ -46,6 +47,9 @@ dt_status place_attention(dt_place_ctx *c) {
   bool by_head = false, by_sample = false;
   for (int k = 0; k < 3; k++)
     if (sharded(&c->in[k])) by_head |= c->in[k].dim == head, by_sample |= c->in[k].dim == 0 && even(c, k);
+  const bool cut = c->in_t[0].dim[head] !=
+                   dt_type_of(c->g, c->node->in[0])->dim[head]; /* another axis has heads already */
+  if (by_head && cut && (c->in_t[0].dim[head] % c->n || c->in_t[1].dim[head] % c->n)) return DT_OK;
   if (by_head) {
     int64_t h = c->in_t[0].dim[head], kv = c->in_t[1].dim[head];
     if (h % c->n || kv % c->n)

@@ -1,4 +1,4 @@
-/* Losses, and dropout: cross_entropy, also over classes that are divided among ranks. */
+/* Losses, dropout and random numbers: cross_entropy, also over classes that are divided among ranks. */
 #include "rules.h"
 
 /* ---- cross_entropy ---- */
@@ -45,6 +45,7 @@ dt_status place_cross_entropy(dt_place_ctx *c) {
     c->vocab = true;
   } else if (even(c, 0)) {
     c->want[0] = c->want[1] = c->in[0];
+    c->out[2] = shard(0, 0); /* lse of the local rows, for backward alone */
     c->rows = true;
   }
   return DT_OK;
@@ -80,11 +81,16 @@ void grad_vocab_loss(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[0] = same_attrs(b, n, DT_OP_cross_entropy_bwd, in, 5);
 }
 
-/* ---- dropout: the mask is that of the whole tensor ---- */
+/* ---- dropout, random: the numbers are those of the whole tensor ---- */
 dt_status shape_dropout(dt_shape_ctx *s) {
   DT_TRY(shape_floats(s, 1));
   double p = s->a->dropout.p;
   if (!(p >= 0 && p <= 1)) return fail(s, "p is %g, but must lie between 0 and 1", p);
+  return shape_same(s);
+}
+
+dt_status shape_random(dt_shape_ctx *s) {
+  DT_TRY(shape_floats(s, 1));
   return shape_same(s);
 }
 

@@ -39,10 +39,19 @@ dt_status dt_stages_new(int ranks, int ways, int n, const int *rank, const char 
                    c % n, rank[c], ranks - 1);
   }
   if (!st) index_ranks(s);
-  for (int r = 0; r < ranks && !st; r++)
+  for (int r = 0; r < ranks && !st; r++) {
+    int ends = 0;
+    for (int w = 0; w < ways; w++) ends += rank[w * n + n - 1] == r;
     if (!dt_stages_chunks(s, r))
       st = dt_fail(e, DT_EUSER, where,
                    "schedule: place gives rank %d of the pipeline no stage; each of the %d needs one", r, ranks);
+    else if (ends > 1)
+      st = dt_fail(
+          e, DT_EUSER, where,
+          "schedule: place gives rank %d of the pipeline the last stage twice; each way must end on a rank of its "
+          "own, which adds up its losses",
+          r);
+  }
   if (st) dt_stages_free(s);
   else *out = s;
   return st;

@@ -13,7 +13,7 @@ typedef struct dt_stages {
   int *copy;         /* [ways * n] copies by rank */
 } dt_stages;
 
-/* rank: [ways * n]. An error of the user (at `where`) when a rank has no stage or a number is no rank. */
+/* rank: [ways * n]. An error of the user (at `where`) when a number is no rank, a rank has no stage, or two ways end on one rank. */
 dt_status dt_stages_new(int ranks, int ways, int n, const int *rank, const char *where, dt_stages **out, dt_err *e);
 /* Stage s on rank s % ranks, `chunks` on each. */
 dt_stages *dt_stages_even(int ranks, int chunks);

@@ -178,7 +178,9 @@ static bool adds_up(const dt_graph *g, const dt_node *n) {
 static bool publishes(const dt_graph *g, const dt_node *n) {
   return n->op == DT_OP_all_gather && n->phase == DT_UPD && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_pack;
 }
-static int64_t first_of(const dt_graph *g, dt_nid i) { return g->node.p[g->val.p[g->node.p[i].in[0]].node].a.pack.begin; }
+static int64_t first_of(const dt_graph *g, dt_nid i) {
+  return g->node.p[g->val.p[g->node.p[i].in[0]].node].a.pack.begin;
+}
 
 typedef struct place {
   int64_t at;

@@ -35,6 +35,10 @@ typedef struct dt_verbs {
   dt_status (*reduce)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
   /* traced: a share, over `axes`, of a bucket's parameters becomes the whole bucket */
   dt_status (*gather)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  /* a placement rule for a node that divided inputs reach on an axis and for which the library has none: writes where inputs must lie and where
+   * outputs then do, and *known */
+  dt_status (*rule)(void *ctx, const dt_graph *g, dt_nid node, int axis, const dt_place *in, dt_place *want,
+                    dt_place *out, bool *known, dt_err *e);
   int64_t bucket_bytes, first_bucket_bytes; /* without the verb buckets */
   bool by_registration;                     /* ... in the parameters' order, not in that of their gradients */
   int wire;                                 /* dtype in which gradients travel without the verb reduce */
@@ -152,6 +156,6 @@ dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t by
 /* Reorders living nodes: phases in order, producers before users, readers of a leaf's old value before its writer; otherwise as they stood.
  * A cycle is our own bug. Ids change: node ids in values are renumbered. */
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);
-void dt_dump_pass(const dt_graph *g, const char *when,
-                  const char *pass); /* for DT_DUMP; grad and update call it themselves */
+/* Each pass says when it begins ("before") and ends ("after"): its nodes and time go into g->passed, and DT_DUMP prints the graph. */
+void dt_pass_mark(dt_graph *g, const char *when, const char *pass);
 #endif

@@ -62,7 +62,8 @@ static void choose(redo *d) {
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if (!forward(n) || (dt_op(n->op)->flags & OP_VIEW)) continue;
-    bool batch_norm = n->op == DT_OP_batch_norm && n->a.batch_norm.training; /* training: running statistics are not looked at */
+    bool batch_norm = n->op == DT_OP_batch_norm &&
+                      n->a.batch_norm.training; /* training: running statistics are not looked at */
     for (int k = 0; k < n->nin; k++) {
       if (written[g->val.p[n->in[k]].root] && !batch_norm) d->drop[i] = 0;
       dt_nid m = maker(g, n->in[k]);

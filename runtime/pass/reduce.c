@@ -152,6 +152,8 @@ static dt_status reduce_by_verb(work *w, int b, dt_val *v, dt_err *e) {
   for (dt_nid i = first; i < g->node.n; i++)
     if (dt_op(g->node.p[i].op)->flags & OP_COMM && !g->node.p[i].reason)
       g->node.p[i].reason = dt_arena_printf(&g->mem, "gradients of bucket %d: the script's hook", b);
+  if (w->s->replicas == DT_REPLICAS_EQUAL)
+    DT_TRY(dt_prove_bucket(g, first, *v, false, out, w->samples, k->shared, "parallel: reduce", e));
   g->phase = when, g->file = NULL, g->line = 0, g->serves = -1, g->chunk = chunk;
   *v = dt_cast(g, out, w->l->dtype);
   if (k->shares > 1 && dt_numel(dt_type_of(g, *v)) == len) {
@@ -355,6 +357,7 @@ static dt_status gather_share(work *w, int b, dt_val share, dt_val *whole, const
   DT_TRY(w->s->verbs.gather(w->s->verbs.ctx, g, b, k->shared, share, whole, e));
   g->phase = when, g->chunk = chunk, g->file = file, g->line = line, g->serves = -1;
   if (*whole < 0) *whole = dt_reduce_comm(g, DT_OP_all_gather, share, k->shared, 0, why);
+  DT_TRY(dt_prove_bucket(g, first, share, true, *whole, w->samples, k->shared, "parallel: gather", e));
   *whole = dt_cast(g, *whole, dt_type_of(g, share)->dtype);
   for (dt_nid i = first; i < g->node.n; i++)
     if (dt_op(g->node.p[i].op)->flags & OP_COMM) g->node.p[i].reason = why;
@@ -603,6 +606,7 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   work w = {.g = g, .s = s, .l = l, .np = g->param.n, .nv = g->val.n, .nn = g->node.n};
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.role[a] == DT_AXIS_SAMPLES && g->mesh.size[a] > 1) w.samples |= 1 << a;
+  if (s->train && s->replicas == DT_REPLICAS_EQUAL) DT_TRY(dt_prove_update(g, w.samples, e));
   size_t np = (size_t)w.np + 1, nv = (size_t)w.nv + 1;
   w.whole = dt_xalloc(sizeof(dt_val) * np), w.grad = dt_xalloc(sizeof(dt_val) * np);
   w.piece = dt_xalloc(sizeof(dt_val) * np);

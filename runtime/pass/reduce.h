@@ -31,4 +31,11 @@ const char *dt_reduce_axes(dt_graph *g, int axes);         /* their names, for m
 
 /* shard.c: the optimizer's nodes read reduced gradients, and work on shares where parameters are in shares */
 dt_status dt_reduce_shard(work *w, dt_err *e);
+
+/* prove.c. What the nodes from `first` on make of a bucket: `in` is a partial sum over the axes of samples, or, with share, a share over
+ * `shared`; `out` must be the same on all ranks, or where it is a gradient a share over `shared`. An error names the axis and the line. */
+dt_status dt_prove_bucket(dt_graph *g, dt_nid first, dt_val in, bool share, dt_val out, int samples, int shared,
+                          const char *what, dt_err *e);
+/* New values of parameters are the same on all ranks that have them; before reduce, in whole shapes. */
+dt_status dt_prove_update(dt_graph *g, int samples, dt_err *e);
 #endif

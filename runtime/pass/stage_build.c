@@ -247,17 +247,9 @@ static dt_param param_of(builder *b, int i) {
 static dt_status renew_lists(builder *b) {
   dt_cutter *c = b->c;
   dt_graph *g = c->g;
-  int end = -1, k = 0;
-  for (int q = 0; q < c->chunks; q++) {
-    if (b->stage[q] != c->stages - 1 || b->way[q] >= c->ways) continue;
-    if (end >= 0)
-      return dt_fail(
-          c->e, DT_EUSER, c->s->where,
-          "schedule: place gives rank %d of the pipeline the last stage twice; each way must end on a rank of its "
-          "own, which adds up its losses",
-          c->me);
-    end = q;
-  }
+  int end = -1, k = 0; /* the chunk with the last stage: each way ends on a rank of its own */
+  for (int q = 0; q < c->chunks; q++)
+    if (b->stage[q] == c->stages - 1 && b->way[q] < c->ways) end = q;
   dt_val *one[3] = {&g->loss, &g->count, &g->stats};
   for (int i = 0; i < 3; i++)
     if (*one[i] >= 0) *one[i] = end >= 0 ? get(b, end, *one[i]) : -1;

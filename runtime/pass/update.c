@@ -9,7 +9,7 @@
 
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *e) {
   if (g->level != DT_DIFFED) return dt_fail(e, DT_EBUG, NULL, "update: the graph is %s", dt_level_name[g->level]);
-  dt_dump_pass(g, "before", "update");
+  dt_pass_mark(g, "before", "update");
   g->phase = DT_UPD;
   g->serves = -1;
   g->norm = -1;

@@ -141,23 +141,27 @@ static const char *text_of(const dt_schedule *s, int rank, const dt_action *a, c
   else snprintf(buf, n, "%c%d", a->kind, a->micro + 1);
   return buf;
 }
-/* Where every rank has the stage of its own number, that is its name. */
+/* Where every rank has the stage of its own number alone, that is its name. */
+static bool plain(const dt_schedule *s) {
+  bool same = s->map->ways == 1 && s->map->n == s->map->ranks;
+  for (int k = 0; k < s->map->n && same; k++) same = s->map->rank[k] == k;
+  return same;
+}
 static const char *who(const dt_schedule *s, int rank, char *buf, size_t n) {
-  bool plain = s->map->ways == 1 && s->map->n == s->map->ranks;
-  for (int k = 0; k < s->map->n && plain; k++) plain = s->map->rank[k] == k;
-  snprintf(buf, n, plain ? "stage %d" : "rank %d of the pipeline", rank);
+  snprintf(buf, n, plain(s) ? "stage %d" : "rank %d of the pipeline", rank);
   return buf;
 }
 
 /* ---- the checks ---- */
 static dt_status never_runs(const dt_schedule *s, int r, const dt_action *a, const char *name, const char *where,
                             dt_err *e) {
-  char b[64], w[64];
+  char b[64], w[64], of[32] = "";
+  if (plain(s)) snprintf(of, sizeof of, " of %d", s->map->ranks);
   return dt_fail(e, DT_EUSER, where,
-                 "schedule %s: %s of %d never runs %s; for %d microbatch%s it must list F and B%s of each%s once%s",
-                 name, who(s, r, w, sizeof w), s->map->ranks, text_of(s, r, a, b, sizeof b), s->micros,
-                 s->micros == 1 ? "" : "es", s->split ? " and W" : "",
-                 dt_stages_chunks(s->map, r) > 1 ? " in each chunk" : "", s->map->ways > 1 ? ", on its way" : "");
+                 "schedule %s: %s%s never runs %s; for %d microbatch%s it must list F and B%s of each once%s%s", name,
+                 who(s, r, w, sizeof w), of, text_of(s, r, a, b, sizeof b), s->micros, s->micros == 1 ? "" : "es",
+                 s->split ? " and W" : "", dt_stages_chunks(s->map, r) > 1 ? ", in each chunk" : "",
+                 s->map->ways > 1 ? " on its way" : "");
 }
 
 /* Each action of a rank that can be there is there once. */

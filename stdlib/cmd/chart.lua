@@ -57,26 +57,25 @@ function M.lines(order, ranks, micro)
   return out
 end
 
---- What other microbatches would do for a bubble of more than a quarter of a step: a sentence, or nil. rows: samples in a microbatch
---- now, of `micro` in a step.
-function M.advice(order, ranks, micro, rows)
-  local share, best = M.bubble(order, ranks, micro), nil
-  if share <= 0.25 then return nil end
-  for fewer = rows - 1, 1, -1 do
-    local n = -(-micro * rows // fewer)
-    local ok, less = pcall(M.bubble, order, ranks, n) -- a schedule may refuse a number of microbatches
-    if ok and less < (best and best.share or share) then best = { rows = fewer, n = n, share = less } end
-    if best and best.share <= 0.25 then break end
+--- What batch.micro would do about a bubble of more than a quarter of the step: a line, or nil where the bubble is smaller.
+--- rows: samples of a microbatch; count(rows) -> microbatches of a step when they have so many.
+function M.hint(order, ranks, rows, count)
+  local share = M.bubble(order, ranks, count(rows))
+  if share <= 0.25 then return end
+  local best, at
+  for r = rows - 1, 1, -1 do
+    local ok, other = pcall(M.bubble, order, ranks, count(r)) -- some schedules refuse some numbers of microbatches
+    if ok and rows % r == 0 and other < (best or share) then best, at = other, r end
+    if best and best <= 0.25 then break end
   end
-  if not best then
-    return ("%.1f %% of a step is bubble; more microbatches shrink it: raise batch.global"):format(100 * share)
+  if at then
+    return ("batch.micro = %d makes %d microbatches of it, and the bubble %.1f %%"):format(at, count(at), 100 * best)
   end
-  return ("%.1f %% of a step is bubble; batch.micro = %d makes %d microbatches, bubble %.1f %%"):format(100 * share, best.rows,
-    best.n, 100 * best.share)
+  return "batch.micro cannot make it smaller; more microbatches need a larger batch.global"
 end
 
 --- The chart as values: { stages, chunks, schedule, microbatches, ticks, bubble, in_flight, map = for each rank its stages,
---- actions = for each rank a list of { kind, microbatch, chunk, start, together = whether it runs together with the one before it } }.
+--- actions = for each rank a list of { kind, microbatch, chunk, start, with = whether it runs together with the one before it } }.
 function M.data(order, ranks, micro)
   local share, s = M.bubble(order, ranks, micro)
   local w = s:split() and 1 or 0
@@ -84,7 +83,7 @@ function M.data(order, ranks, micro)
     ticks = (s:time(1, 1, w)), bubble = share, map = s:stages(),
     in_flight = s:in_flight(), actions = util.map(s:starts(1, 1, w), function(actions)
       return util.array(util.map(actions, function(a)
-        return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4], together = a.with or nil }
+        return { kind = a[1], microbatch = a[2], chunk = a[3], start = a[4], with = a.with or nil }
       end))
     end) }
 end

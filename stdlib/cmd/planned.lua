@@ -30,9 +30,9 @@ function M.plans(job, ranks, rank, known)
   return engines.plans(job, where, known)
 end
 
---- Microbatches of a full step for a rank at `where` (job:where_is).
-function M.micros(job, where)
-  local loader = core.loader(job.data.train.core, { global = job.batch.global, micro = job:rows(where.replicas), seed = 0,
+--- Microbatches of a full step for a rank at `where` (job:where_is), of so many samples each: by default as the job says.
+function M.micros(job, where, rows)
+  local loader = core.loader(job.data.train.core, { global = job.batch.global, micro = rows or job:rows(where.replicas), seed = 0,
     rank = where.data, size = where.replicas })
   return loader:micros()[1]
 end

@@ -22,6 +22,64 @@ function M.is(x)
   return type(meta) == "table" and meta.dtrain_module == true
 end
 
+-- A table inside of a field that holds parameters: they lie in nests[table], so that reading the table gives their values, as reading
+-- a module's field does.
+local nests = setmetatable({}, { __mode = "k" })
+local nest = {
+  __index = function(t, key)
+    local p = nests[t][key]
+    return p and p:value()
+  end,
+  __newindex = function(t, key, value)
+    if parameter.is(value) then nests[t][key] = value else rawset(t, key, value) end
+  end,
+  __len = function(t)
+    local n = 0
+    while rawget(t, n + 1) ~= nil or nests[t][n + 1] do n = n + 1 end
+    return n
+  end,
+  __pairs = function(t)
+    local keys = {}
+    for key in next, t do keys[#keys + 1] = key end
+    for key in next, nests[t] do keys[#keys + 1] = key end
+    local i = 0
+    return function()
+      i = i + 1
+      if keys[i] ~= nil then return keys[i], t[keys[i]] end
+    end
+  end,
+}
+
+-- Whether a value is a table that may hold modules and parameters.
+local function plain(value)
+  return type(value) == "table" and (getmetatable(value) == nil or getmetatable(value) == nest)
+end
+
+-- (key, what lies there) in order: parameters themselves, not their values.
+local function entries(t)
+  local all = {}
+  for key, value in next, t do all[key] = value end
+  for key, p in next, nests[t] or {} do all[key] = p end
+  return util.sorted(all)
+end
+
+local function raw_keys(t)
+  local all = {}
+  for key in next, t do all[key] = true end
+  return util.keys(all)
+end
+
+local function make_nest(t)
+  local params = nests[t] or {}
+  for key, value in next, t do
+    if parameter.is(value) then params[key] = value end
+  end
+  if next(params) == nil then return end
+  for key in next, params do rawset(t, key, nil) end
+  nests[t] = params
+  setmetatable(t, nest)
+end
+
 local making -- the module whose init runs
 local restore = { __close = function(before) making = before[1] end }
 
@@ -32,9 +90,10 @@ local function put_into(self, value, seen)
     rawset(value, "_up", self)
   elseif parameter.is(value) then
     value.up = self
-  elseif type(value) == "table" and getmetatable(value) == nil and not seen[value] then
+  elseif plain(value) and not seen[value] then
     seen[value] = true
-    for _, inner in util.sorted(value) do put_into(self, inner, seen) end
+    for _, inner in entries(value) do put_into(self, inner, seen) end
+    make_nest(value)
   end
 end
 
@@ -110,12 +169,12 @@ end
 local function visit_table(t, path, f, seen)
   if seen[t] then return end
   seen[t] = true
-  for key, value in util.sorted(t) do
+  for key, value in entries(t) do
     if M.is(value) then
       f(part(path, key), value)
     elseif parameter.is(value) then
       f(part(path, key), value)
-    elseif type(value) == "table" and getmetatable(value) == nil then
+    elseif plain(value) then
       visit_table(value, part(path, key), f, seen)
     end
   end
@@ -129,7 +188,7 @@ function Module:each_child(f)
       f(part("", key), p)
     elseif M.is(value) then
       f(part("", key), value)
-    elseif type(value) == "table" and getmetatable(value) == nil then
+    elseif plain(value) then
       visit_table(value, part("", key), f, {})
     end
   end
@@ -183,19 +242,19 @@ function Module:blocks()
   local function entry(value, name)
     if M.is(value) then
       names[value] = names[value] or name
-    elseif type(value) == "table" and getmetatable(value) == nil then
-      for _, inner in util.sorted(value) do entry(inner, name) end
+    elseif plain(value) then
+      for _, inner in entries(value) do entry(inner, name) end
     end
   end
   local function walk(value, path)
     if seen[value] then return end
     seen[value] = true
-    for _, key in ipairs(M.is(value) and rawget(value, "_keys") or util.keys(value)) do
+    for _, key in ipairs(M.is(value) and rawget(value, "_keys") or raw_keys(value)) do
       local child = rawget(value, key)
       if type(key) == "number" then
         lists[value] = path == "" and "" or path .. "."
         entry(child, part(path, key))
-      elseif M.is(child) or type(child) == "table" and getmetatable(child) == nil then
+      elseif M.is(child) or plain(child) then
         walk(child, part(path, key))
       end
     end

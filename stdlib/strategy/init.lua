@@ -95,6 +95,9 @@ local function check_axis(s, axis, i, seen)
     seen[seen.auto].size, seen.auto = 1, nil
   end
   seen.scripts = seen.scripts or (axis.size == "auto" and s.scripts)
+  local other = axis.splits == "stages" and seen.stages and seen[seen.stages]
+  if other and other.size == 1 then other.splits, seen.stages = nil, nil end -- an axis of one rank gives way
+  if other and other.size ~= 1 and axis.size == 1 then axis.splits = nil end
   for _, key in ipairs { axis.splits == "stages" and "stages" or false, axis.size == "auto" and "auto" or false } do
     if key and seen[key] then
       util.fail("dt.job: parallel: the axes %s and %s both %s; one can", seen[key], axis.name,

@@ -1,7 +1,8 @@
 -- Pipeline schedules: { order = function(rank, ranks, microbatches, chunks) -> the rank's actions in order, place = where the stages
--- lie (nil: stage s on rank s % ranks), chunks = stages a rank (nil: one) }. An action is { "F" | "B" | "W", microbatch [, chunk] },
--- or a list of actions that run together. F is forward, B backward; where a schedule has W, the gradients of weights are W's and B
--- only makes those that the stage before waits for. Microbatches and chunks count from 1, stages and ranks from 0.
+-- lie (nil: stage s on rank s % ranks), chunks = stages a rank (nil: one) }. An action is { "F" | "B" | "W", microbatch [, chunk] };
+-- with = an action, or a list of them, says what runs together with it. F is forward, B backward; where a schedule has W, the
+-- gradients of weights are W's and B only makes those that the stage before waits for. Microbatches and chunks count from 1, stages
+-- and ranks from 0.
 local S = {}
 
 --- All forwards, then all backwards (Huang et al. 2019). Every microbatch's activations are held.

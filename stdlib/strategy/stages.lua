@@ -51,7 +51,7 @@ function Order:steps(ranks, micro)
       actions[rank + 1] = self.order(rank, ranks, micro, self.chunks)
       if type(actions[rank + 1]) ~= "table" then
         util.fail_at(where, "schedule %s: for stage %d it returned %s; it must return a list of { \"F\" | \"B\" | \"W\", microbatch "
-          .. "[, chunk] }, or of lists of those that run together", self.name, rank, util.show(actions[rank + 1]))
+          .. "[, chunk] [, with = an action, or a list] }", self.name, rank, util.show(actions[rank + 1]))
       end
     end
     self.known[key] = core.schedule { place = self:map(ranks), micro = micro, name = self.name, where = where, actions = actions }

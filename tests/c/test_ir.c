@@ -204,6 +204,8 @@ static const char *const rules[][2] = {
     {"avg_pool2d_bwd f32[2,3,4,4] kernel=2 shape=[2,3,8,6]", "!is f32[2,3,4,4], but must be f32[2,3,4,3]"},
     /* random, losses, training */
     {"dropout f32[2,3] p=0.1", "f32[2,3]"},
+    {"random f32[2,3]", "f32[2,3]"},
+    {"random i32[2]", "!random: input 1 is i32"},
     {"dropout f32[2,3] p=1.5", "!dropout: p is 1.5, but must lie between 0 and 1"},
     {"cross_entropy bf16[2,5,11] i64[2,5]", "f32[] f32[] f32[10]"},
     {"cross_entropy f64[11] i64[]", "f64[] f64[] f64[1]"},

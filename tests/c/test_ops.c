@@ -107,6 +107,7 @@ static const struct op_test {
     {"avg_pool2d f64[2,2,4,6] kernel=2", 0, 1e-7},
     {"avg_pool2d f64[1,2,5,5] kernel=3 stride=2 padding=1 count_include_pad=0", 0, 1e-7},
     {"dropout f64[6,8] p=0.3 key=5", 0, 1e-7},
+    {"random f64[6,8] normal=1 key=5", 0, 1e-7},
     {"cross_entropy f64[4,5] i64[4]", 0, 1e-7},
     {"cross_entropy f64[2,3,5] i32[2,3] ignore_index=1 label_smoothing=0.1", 0, 1e-7},
 };

@@ -31,7 +31,7 @@ local optimizers = {
 local hooks = { bf16 = dt.hooks.bf16, hierarchical = dt.hooks.hierarchical { inner = 2 }, powersgd = dt.hooks.powersgd { rank = 2 },
   topk = dt.hooks.topk { fraction = 0.1 }, one_bit = dt.hooks.one_bit, adasum = dt.hooks.adasum,
   mean = function(bucket) return bucket:all_reduce("data", "mean") end,
-  forgets = function(bucket) return bucket end,
+  greatest = function(bucket) return bucket:all_reduce("data", "max") end,
   shape = function(bucket) return bucket:slice { dim = 0, start = 0, stop = 8 } end,
   number = function() return 3 end }
 

@@ -304,8 +304,7 @@ parallel("a width that does not divide", "tensor = 3", "parameter 0%.weight: dim
   { plan = 3 })
 parallel("a model without a product", "tensor = 2", "no product to divide; tensor = 1 works", { model = "function(x) return x:slice { dim = 1, stop = 5 } end", plan = 2 })
 parallel("sequence without tensor", "sequence = true", "give tensor = 2 or more")
-parallel("a sequence that does not divide", "tensor = 2, sequence = true", "a sequence of 7 does not divide among the 2 ranks .-; 8 would", { model = gpt(), context = 7, plan = 2,
-  line = "model" })
+parallel("a sequence that does not divide", "tensor = 2, sequence = true", "a sequence of 7 does not divide among the 2 ranks .-; 8 would", { model = gpt(), context = 7, plan = 2 })
 parallel("sequence without sequences", "tensor = 2, sequence = true", "this model has none, sequence = false works", { plan = 2 })
 parallel("an optimizer that reduces a divided parameter", "tensor = 2", "optimizer Max uses max on the parameter 0%.weight as a whole, .- over the axis \"tensor\"; set tensor = 1",
   { optimizer = 'optim.define { name = "Max", update = function(p, g, s, h) return p - h.lr * g / dt.abs(g):max() end } { lr = 1 }', plan = 2, line = "optimizer" })
@@ -326,7 +325,7 @@ placed("a placement that is none, on one rank", 'tensor = "S0"', 'tensor = "R" .
 placed("a placement along a dim that is not there", 'tensor = "S(2)"', "the tensor has dims 0 to 1")
 placed("a placement on data", 'data = "S(0)"', 'the axis "data" divides samples by itself; place tensors on another axis')
 placed("a placement on pipeline", 'pipeline = "S(0)"', 'the axis "pipeline" divides stages by itself')
-placed("a parameter cut over two axes", 'tensor = "S(0)", mine = "S(1)"', 'parameter 0%.weight is cut over two axes, "mine" and "tensor"; cut it over one', { plan = 4,
+placed("a dim cut over two axes", 'tensor = "S(1)", mine = "S(1)"', 'dim 1 has 10, .- 4 ranks of axis "tensor" and those before it; 8 or 12 would', { plan = 4,
   parallel = 'tensor = 2, mesh = { "data", "mine", "tensor" }, strategies = { { axes = function() return { { name = "mine", size = 2 } } end } }' })
 parallel("a placement of an unknown parameter", "", "place: there is no parameter 'wieght'; did you mean 'weight'",
   { model = 'nn.Linear(10, 5, { place = { wieght = { tensor = "S(0)" } } })', line = "model" })
@@ -350,6 +349,20 @@ schedule("that begins at the end", "return { { 'B', 1 }, { 'F', 1 }, { 'F', 2 },
 schedule("with W on one stage only", "local t = { { 'F', 1 }, { 'B', 1 }, { 'F', 2 }, { 'B', 2 } } if stage == 0 then t[5], t[6] = { 'W', 1 }, { 'W', 2 } end return t",
   "stage 1 of 2 never runs W1")
 schedule("with a chunk that is not there", "return { { 'F', 1, 2 } }", "F1 of chunk 2; chunks are 1 to 1")
+schedule("whose action has others with it in turn", "return { { 'F', 1, with = { 'B', 1, with = { 'F', 2 } } } }", "action 1 has an action with it that has others with it itself")
+schedule("whose action has a word with it", "return { { 'F', 1, with = 'B1' } }", "action 1 has a string with it")
+schedule("whose backward would start with its forward", "return { { 'F', 1, with = { 'B', 1 } }, { 'F', 2 }, { 'B', 2 } }", "stage %d runs B1 together with F1, which it needs")
+local function placed_stages(name, body, says, line)
+  parallel("a place " .. name, ("pipeline = 2, chunks = 2, schedule = { order = function() return {} end, place = function(stage) return %s end }"):format(body), says,
+    { plan = 2, batch = "{ global = 32, micro = 16 }",
+      line = line, model = "nn.Sequential { nn.Linear(10, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5) }" })
+end
+placed_stages("that names no rank", "'first'", "place gives stage 0 first; a rank of the pipeline is a number from 0", "more")
+placed_stages("of a rank that is not there", "stage", "place puts stage 2 on rank 2 of the pipeline; 0 to 1 are there", "more")
+placed_stages("that leaves a rank out", "0", "place gives rank 1 of the pipeline no stage; each of the 2 needs one", "more")
+placed_stages("with copies of some stages only", "stage == 1 and { 0, 1 } or { 0 }", "place gives stage 1 2 ranks and stage 0 1; all stages lie on equally many", "more")
+placed_stages("whose ways end on one rank", "{ stage % 2, 1 }", "rank 1 of the pipeline the last stage twice; each way must end on a rank of its own", "more")
+parallel("a schedule without an order", "pipeline = 2, schedule = { place = function() end }", "schedule.*order")
 -- gradient hooks, and whose the gradients are
 parallel("a hook that is a word", "gradient = { hook = 'bf16' }", 'hook wants a function, got "bf16"')
 local function hook(name, body, says, line) parallel("a hook that " .. name, ("gradient = { hook = function(b) %s end }"):format(body), says, { plan = 2, line = line or "more" }) end
@@ -357,6 +370,17 @@ hook("changes the shape", "return b:sum()", "hook returned f32 of shape {} for a
 hook("changes the dtype", "return b:to 'i64'", "hook returned i64 of shape .-; it must keep the shape, in a float dtype")
 hook("returns nothing", "", "hook must return the reduced bucket, got nil")
 hook("names an unknown axis", "return b:all_reduce 'tenso'", "the mesh has no axis 'tenso'; it has .-data", "job")
+local function verb(name, body, says, line) parallel(name, ("strategies = { { %s } }"):format(body), says, { plan = 2, line = line or "job" }) end
+verb("a reduce that does not reduce", "reduce = function(b) return b * 2 end", 'what it returns is still a partial sum over "data"; reduce it there', "more")
+verb("a reduce that squares first", "reduce = function(b) return b * b end", 'what it returns differs between the ranks of "data"', "more")
+verb("a reduce that reduces twice", "reduce = function(b) return b:all_reduce 'data':all_reduce 'data' end", 'sums over "data" what is the same on all its ranks; it was reduced there before')
+verb("a reduce that keeps a share of what is whole", "reduce = function(b) return b:reduce_scatter 'data' end", 'what it returns is a share over "data", where the whole is kept')
+verb("an update that sums what is reduced", "update = function(e) return e.param - e.grad:all_reduce 'data' end", 'the update: sums over "data" what is the same', "more")
+verb("two strategies that reduce", "reduce = function(b) return b:all_reduce 'data' end }, { reduce = function(b) return b:all_reduce 'data' end", "the strategies strategies%[1%] and strategies%[2%] both say reduce; leave one of them out")
+verb("buckets that leave a parameter out", "buckets = function(l) return { { l[1].name } } end", "is in no bucket; every parameter of the list must be in one")
+verb("buckets with a parameter twice", "buckets = function(l) return { { l[1].name, l[1].name } } end", "is in two buckets")
+verb("a keep that mixes axes", "keep = function() return { states = {}, gradients = { 'data' } } end", "states, gradients and parameters are in shares over the same axes, or whole")
+verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")

@@ -1,5 +1,6 @@
 -- luacheck: no max line length
--- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints; the chart;
+-- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints;
+-- the chart;
 -- mistakes and their messages.
 local dt = require "dtrain"
 local stages = require "dtrain.strategy.stages"
@@ -126,6 +127,16 @@ describe("a checkpoint of a pipeline", function()
 end)
 
 describe("dtrain explain", function()
+  it("says what batch.micro would do about a large bubble: (p - 1) / (m + p - 1)", function()
+    local function note(micro)
+      support.write(dir .. "/bubble.lua", head .. ("return job({ pipeline = 3 }, %d)"):format(micro))
+      local code, text = support.run(("explain %s/bubble.lua --ranks 3"):format(dir))
+      assert.are.equal(0, code, text)
+      return text:match "note: ([^\n]*)"
+    end
+    assert.are.equal(("batch.micro = 2 makes 8 microbatches of it, and the bubble %.1f %%"):format(100 * 2 / 10), note(4))
+    assert.is_nil(note(2))
+  end)
   it("draws the chart of a schedule", function()
     support.write(dir .. "/chart.lua", head .. "return job({ pipeline = 2 }, 4)")
     local code, text = support.run(("explain %s/chart.lua --ranks 2"):format(dir))
@@ -151,6 +162,37 @@ describe("a GPT cut between blocks", function()
     for bytes in text:gmatch "recv pipeline from 1 bf16 (%d+) bytes" do recvs[#recvs + 1] = tonumber(bytes) end
     assert.are.same({ 2 * 8 * 16 * 2 }, sends, text)
     assert.are.same(sends, recvs, text)
+  end)
+end)
+
+describe("a strategy of the script's own", function()
+  it("has an axis of stages of another name, says where they begin and in which order they run", function()
+    support.write(dir .. "/halves.lua", [[
+      local dt = require "dtrain"
+      local halves = {
+        name = "halves",
+        axes = function() return { { name = "half", size = 2, splits = "stages" } } end,
+        cut = function() return { "blocks.1.norm1.weight" } end,
+        schedule = { order = function(rank, _, micro)
+          local order = {}
+          for i = 1, micro do order[#order + 1] = { "F", i } end
+          for i = micro, 1, -1 do order[#order + 1] = { "B", i } end
+          return order
+        end },
+      }
+      return dt.job { model = dt.nn.GPT { vocab = 33, layers = 3, heads = 2, width = 8, context = 8 }, loss = dt.nn.CrossEntropy(),
+        data = dt.data.synthetic { tokens = 33, context = 8, samples = 64 }, batch = { global = 8, micro = 2 }, steps = 3,
+        optimizer = dt.optim.AdamW { lr = 1e-2 }, parallel = { strategies = { halves } } }
+    ]])
+    for _, ranks in ipairs { 2, 4 } do
+      local code, text = support.run(("check %s/halves.lua --ranks %d"):format(dir, ranks), { seconds = 100 })
+      assert.are.equal(0, code, text)
+      assert.is_truthy(text:find("equal: losses", 1, true), text)
+    end
+    local code, text = support.run(("explain %s/halves.lua --ranks 2"):format(dir))
+    assert.are.equal(0, code, text)
+    assert.is_truthy(text:find("stage 1  .  F1 F2 F3 F4 B4 B3 B2 B1 .", 1, true), text)
+    assert.is_truthy(text:find("send half to 1 f32 512 bytes", 1, true), text) -- one block's output of 2 rows
   end)
 end)
 

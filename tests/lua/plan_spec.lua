@@ -37,6 +37,19 @@ local regression = [[data = dt.data.synthetic { inputs = { 64 }, targets = { 64 
   model = nn.Sequential { nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64) }, parallel = { %s }]]
 local parameters = 64 * 256 + 256 + 256 * 64 + 64
 
+describe("dtrain explain --passes", function()
+  it("lists each pass with its nodes and time", function()
+    local text = ok("explain examples/strategies/mesh_3d.lua --ranks 8 --passes")
+    local at = 0
+    for _, name in ipairs { "place", "grad", "update", "precision", "recompute", "stage", "reduce", "fuse", "bucket", "order", "memory" } do
+      local from, to, before, after, ms = text:find("\n" .. name .. " +(%d+) +(%d+) +([%d.]+)", at)
+      assert.is_truthy(from, name .. " is missing, or stands elsewhere:\n" .. text)
+      assert.is_true(tonumber(before) > 0 and tonumber(after) > 0 and tonumber(ms) >= 0)
+      at = to
+    end
+  end)
+end)
+
 describe("dtrain explain --json", function()
   for zero = 0, 2 do
     it(("has ZeRO-%d send %d times the parameters"):format(zero, formulas.zero_volume(zero)), function()

@@ -61,4 +61,23 @@ describe("schedules", function()
     assert.is_false(ok)
     assert.matches("step 2", message)
   end)
+
+  it("starts from each group's own lr, and ends at a minimum that is absolute, as PyTorch's", function()
+    local cosine = optim.cosine { total = 10, min = 0.1 }
+    local mid, last = cosine:rates(5, 10, { 1, 0.5 }), cosine:rates(10, 10, { 1, 0.5 })
+    for i, want in ipairs { 0.55, 0.3 } do assert.is_true(math.abs(mid[i] - want) < 1e-12) end
+    for i = 1, 2 do assert.is_true(math.abs(last[i] - 0.1) < 1e-12) end
+    local cycle = optim.one_cycle { max_lr = 2, total = 10 }:rates(4, 10, { 1, 0.5 })
+    assert.is_true(math.abs(cycle[1] - 2 * cycle[2]) < 1e-12)
+    -- and a group with another rate is trained by it
+    local model = dt.nn.Linear(2, 1)
+    local before = { model.weight:totable()[1][1], model.bias:totable()[1] }
+    local engine = dt.engine(dt.job { model = model, loss = function(y) return y:mean() end, batch = 1, steps = 1,
+      schedule = optim.cosine { total = 1, min = 0.25 },
+      data = dt.data.tensors { inputs = dt.ones { 1, 2 }, targets = dt.ones { 1, 1 } },
+      optimizer = optim.SGD { lr = 1, groups = { { match = "bias", lr = 3 } } } })
+    for _, batch in engine:batches() do engine:step(batch) end
+    assert.is_true(math.abs(engine.exec:get("weight"):totable()[1][1] - before[1] + 1) < 1e-6)
+    assert.is_true(math.abs(before[2] - model.bias:totable()[1] - 3) < 1e-6)
+  end)
 end)
