@@ -240,10 +240,10 @@ static dt_status ask_buckets(void *ctx, const dt_graph *g, dt_ready *list, int n
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
+static void read_stages(lua_State *L, const char *fn, int i, dt_spec *s) {
   int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
-  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
+  DTL_OPTS(L, "graph:compile: stages", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
            {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
   s->stages = place ? dtl_check_stages(L, fn, 1, place) : NULL;
   if (starts) {
@@ -288,7 +288,7 @@ static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name)
 
 /* g:compile{ train =, precision =, rows =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, keep, buckets, reduce, gather =
- * functions of the strategies (see above), pipeline = { place = core.stages(...), where =, starts = lists of parameter names
+ * functions of the strategies (see above), stages = { place = core.stages(...), where =, starts = lists of parameter names
  * or nil, schedules = list } } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
@@ -296,7 +296,7 @@ int dtl_compile(lua_State *L) {
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
   if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   bool train = false, registration = false;
-  int precision = DT_F32, wire = DT_F32, layout = 0, pipeline = 0, size = dt_mesh_ranks(&b->g->mesh);
+  int precision = DT_F32, wire = DT_F32, layout = 0, stages = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
   const char *optimizer = NULL, *replicas = "equal";
@@ -308,7 +308,7 @@ int dtl_compile(lua_State *L) {
            {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL}, {"ranks", 'i', &ranks, NULL},
            {"by_registration", 'b', &registration, NULL}, {"optimizer", 's', &optimizer, NULL},
            {"replicas", 's', &replicas, NULL}, {"keep", 'v', &ctx.keep, NULL}, {"buckets", 'v', &ctx.buckets, NULL},
-           {"reduce", 'v', &ctx.reduce, NULL}, {"gather", 'v', &ctx.gather, NULL}, {"pipeline", 'v', &pipeline, NULL});
+           {"reduce", 'v', &ctx.reduce, NULL}, {"gather", 'v', &ctx.gather, NULL}, {"stages", 'v', &stages, NULL});
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
   if (wire != DT_F32 && wire != precision)
@@ -347,7 +347,7 @@ int dtl_compile(lua_State *L) {
                .workspace = dt_ctx_workspace};
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
 
-  if (pipeline) read_pipeline(L, fn, pipeline, &s);
+  if (stages) read_stages(L, fn, stages, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);
