@@ -251,11 +251,12 @@ static dt_status place(placer *p) {
   find_users(p, n0);
   dt_status st = place_all(p, n0);
   if (!st) {
-    dt_place_leave_to_buckets(p);
+    dt_place_settle(p);
     dt_graph_prune(g, g->node.n);
   }
   free(p->whole), free(p->now), free(p->user), free(p->first);
   dt_vec_free(&p->made);
+  dt_vec_free(&p->gathers);
   return st;
 }
 
