@@ -240,17 +240,17 @@ static dt_status ask_buckets(void *ctx, const dt_graph *g, dt_ready *list, int n
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *mesh, dt_spec *s) {
-  int64_t chunks = 1;
+static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
   int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
-  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"chunks", 'i', &chunks, NULL}, {"where", 's', &s->where, NULL},
-           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL}, {"place", 'v', &place, NULL});
-  s->chunks = (int)chunks;
-  int axis = dt_mesh_stages(mesh);
-  s->place = dtl_place(L, fn, place, (int)chunks * (axis < 0 ? 1 : mesh->size[axis]));
+  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
+           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
+  s->stages = place ? dtl_check_stages(L, fn, 1, place) : NULL;
   if (starts) {
     int n = (int)lua_rawlen(L, starts);
+    if (s->stages && n != s->stages->n - 1)
+      dtl_fail(L, "%s: cut names where %d stages begin; %d stages have %d beginnings", fn, n, s->stages->n,
+               s->stages->n - 1);
     const char ***list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
     for (int k = 0; k < n; k++) {
       luaL_checkstack(L, 4, fn);
@@ -266,18 +266,17 @@ static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *me
     }
     s->starts = (const char *const *const *)list;
   }
-  if (schedules) {
-    int n = (int)lua_rawlen(L, schedules);
-    const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
-    for (int k = 0; k < n; k++) {
-      lua_rawgeti(L, schedules, k + 1);
-      list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
-      s->split |= list[k]->split;
-      lua_pop(L, 1);
-    }
-    s->nschedule = n;
-    s->schedule = list;
+  if (!schedules) return;
+  int n = (int)lua_rawlen(L, schedules);
+  const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, schedules, k + 1);
+    list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
+    s->split |= list[k]->split, s->fused |= list[k]->fused;
+    lua_pop(L, 1);
   }
+  s->nschedule = n;
+  s->schedule = list;
 }
 
 static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name) {
@@ -289,8 +288,8 @@ static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name)
 
 /* g:compile{ train =, precision =, rows =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, keep, buckets, reduce, gather =
- * functions of the strategies (see above), pipeline = { chunks =, where =, starts = lists of parameter names or nil, place = list of the
- * stages' ranks or nil, schedules = list } } */
+ * functions of the strategies (see above), pipeline = { place = core.stages(...), where =, starts = lists of parameter names
+ * or nil, schedules = list } } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -348,7 +347,7 @@ int dtl_compile(lua_State *L) {
                .workspace = dt_ctx_workspace};
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
 
-  if (pipeline) read_pipeline(L, fn, pipeline, &b->g->mesh, &s);
+  if (pipeline) read_pipeline(L, fn, pipeline, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);

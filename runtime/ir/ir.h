@@ -163,6 +163,7 @@ typedef struct dt_param {
   int partial; /* mesh axes (bits) besides those that divide samples over which the gradient is a partial sum: set by place */
   uint64_t
       stages;   /* coordinates on the axis of stages (bits) whose stages use it, when more than one do: set by stage */
+  bool copied;  /* ... because they have copies of one stage, for several ways of microbatches */
   bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
   bool trainable;
   dt_init init;
@@ -248,7 +249,8 @@ typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
 } dt_share;
 /* A value that goes from one stage to another; an edge has the same number on every rank. */
 typedef struct dt_edge {
-  int from, to; /* stages; dt_stages says where they lie */
+  int from, to;         /* copies of stages (dt_stages), of one way */
+  int sender, receiver; /* their coordinates on the axis of stages */
   dt_phase phase;
 } dt_edge;
 /* A divided input that no placement rule had a use for, so that it is gathered (set by place, for explain and check). */
@@ -303,9 +305,10 @@ typedef struct dt_graph {
   dt_recompute recompute;
   int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
-  int chunks;    /* stages on this rank; 0: no pipeline */
-  dt_stages map; /* of all stages */
-  bool split;    /* weight gradients (DT_WGT) run apart from input gradients */
+  int chunks;               /* stages on this rank, a stage of which it has two copies twice; 0: no pipeline */
+  int nstage, *chunk_stage; /* stages of the model; [chunks] which of them each chunk is */
+  bool split;               /* weight gradients (DT_WGT) run apart from input gradients */
+  bool fused;               /* a forward runs together with what is not one: their temporaries lie apart */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
   DT_VEC(dt_passed) passed; /* in the order in which they ran */
@@ -406,8 +409,7 @@ enum {
   OP_COMM = 16,
   OP_LEAF = 32,
   OP_EPI = 64,
-  OP_ELEMENTWISE = 128,
-  OP_GRADS = 256
+  OP_ELEMENTWISE = 128
 };
 #define OP_ACC(mask) ((mask) << 16)
 enum { DT_MAX_SPEC = 10 }; /* attributes of an op */
@@ -454,7 +456,6 @@ typedef struct dt_place_ctx {
   int late,
       late_dim; /* an input to be added after out[0] was reduced, along this dim of it (the bias of a product over a divided dim); -1: none */
   bool whole;   /* inputs are whole on purpose, so nothing is lost by gathering them */
-  bool again;   /* another axis divides the inputs already: their sizes here are not the script's */
   bool vocab;   /* cross-entropy over divided classes */
   bool rows;    /* ... over divided rows: out[0] and out[1] are a mean and its count of this rank's */
   dt_err *e;
