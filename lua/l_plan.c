@@ -226,17 +226,17 @@ static dt_status ask_buckets(void *ctx, const dt_graph *g, dt_ready *list, int n
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *mesh, dt_spec *s) {
-  int64_t chunks = 1;
+static void read_stages(lua_State *L, const char *fn, int i, dt_spec *s) {
   int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
-  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"chunks", 'i', &chunks, NULL}, {"where", 's', &s->where, NULL},
-           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL}, {"place", 'v', &place, NULL});
-  s->chunks = (int)chunks;
-  int axis = dt_mesh_stages(mesh);
-  s->place = dtl_place(L, fn, place, (int)chunks * (axis < 0 ? 1 : mesh->size[axis]));
+  DTL_OPTS(L, "graph:compile: stages", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
+           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
+  s->stages = place ? dtl_check_stages(L, fn, 1, place) : NULL;
   if (starts) {
     int n = (int)lua_rawlen(L, starts);
+    if (s->stages && n != s->stages->n - 1)
+      dtl_fail(L, "%s: cut names where %d stages begin; %d stages have %d beginnings", fn, n, s->stages->n,
+               s->stages->n - 1);
     const char ***list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
     for (int k = 0; k < n; k++) {
       luaL_checkstack(L, 4, fn);
@@ -252,18 +252,17 @@ static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *me
     }
     s->starts = (const char *const *const *)list;
   }
-  if (schedules) {
-    int n = (int)lua_rawlen(L, schedules);
-    const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
-    for (int k = 0; k < n; k++) {
-      lua_rawgeti(L, schedules, k + 1);
-      list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
-      s->split |= list[k]->split;
-      lua_pop(L, 1);
-    }
-    s->nschedule = n;
-    s->schedule = list;
+  if (!schedules) return;
+  int n = (int)lua_rawlen(L, schedules);
+  const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, schedules, k + 1);
+    list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
+    s->split |= list[k]->split, s->fused |= list[k]->fused;
+    lua_pop(L, 1);
   }
+  s->nschedule = n;
+  s->schedule = list;
 }
 
 static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name) {
@@ -275,15 +274,15 @@ static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name)
 
 /* g:compile{ train =, precision =, rows =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, keep, buckets, reduce, gather =
- * functions of the strategies (see above), pipeline = { chunks =, where =, starts = lists of parameter names or nil, place = list of the
- * stages' ranks or nil, schedules = list } } */
+ * functions of the strategies (see above), stages = { place = core.stages(...), where =, starts = lists of parameter names
+ * or nil, schedules = list } } */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
   if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   bool train = false, registration = false;
-  int precision = DT_F32, wire = DT_F32, layout = 0, pipeline = 0, size = dt_mesh_ranks(&b->g->mesh);
+  int precision = DT_F32, wire = DT_F32, layout = 0, stages = 0, size = dt_mesh_ranks(&b->g->mesh);
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
   const char *optimizer = NULL, *replicas = "equal";
@@ -295,7 +294,7 @@ int dtl_compile(lua_State *L) {
            {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL}, {"ranks", 'i', &ranks, NULL},
            {"by_registration", 'b', &registration, NULL}, {"optimizer", 's', &optimizer, NULL},
            {"replicas", 's', &replicas, NULL}, {"keep", 'v', &ctx.keep, NULL}, {"buckets", 'v', &ctx.buckets, NULL},
-           {"reduce", 'v', &ctx.reduce, NULL}, {"gather", 'v', &ctx.gather, NULL}, {"pipeline", 'v', &pipeline, NULL});
+           {"reduce", 'v', &ctx.reduce, NULL}, {"gather", 'v', &ctx.gather, NULL}, {"stages", 'v', &stages, NULL});
   if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
     dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
   if (wire != DT_F32 && wire != precision)
@@ -334,7 +333,7 @@ int dtl_compile(lua_State *L) {
                .workspace = dt_ctx_workspace};
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
 
-  if (pipeline) read_pipeline(L, fn, pipeline, &b->g->mesh, &s);
+  if (stages) read_stages(L, fn, stages, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);

@@ -35,6 +35,10 @@ typedef struct dt_verbs {
   dt_status (*reduce)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
   /* traced: a share, over `axes`, of a bucket's parameters becomes the whole bucket */
   dt_status (*gather)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  /* a placement rule for a node that divided inputs reach on an axis and for which the library has none: writes where inputs must lie and where
+   * outputs then do, and *known */
+  dt_status (*rule)(void *ctx, const dt_graph *g, dt_nid node, int axis, const dt_place *in, dt_place *want,
+                    dt_place *out, bool *known, dt_err *e);
   int64_t bucket_bytes, first_bucket_bytes; /* without the verb buckets */
   bool by_registration;                     /* ... in the parameters' order, not in that of their gradients */
   int wire;                                 /* dtype in which gradients travel without the verb reduce */
@@ -58,9 +62,9 @@ typedef struct dt_spec {
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
   /* the mesh's axis of stages */
-  int chunks;       /* stages a rank; 0 counts as 1 */
-  const int *place; /* [stages] coordinate of each stage's rank, NULL: the ranks take turns (dt_stages_make) */
-  bool split;       /* the schedule has actions for weight gradients */
+  const dt_stages *stages; /* which rank has which; NULL: one each, in order */
+  bool split;              /* the schedule has actions for weight gradients */
+  bool fused;              /* it has actions that run together */
   const char *const *const
       *starts;       /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
   const char *where; /* position of errors about stages and schedules, or NULL */

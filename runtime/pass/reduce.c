@@ -207,22 +207,29 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   return DT_OK;
 }
 
-/* A parameter of several stages, alone in its bucket: the sum of their gradients. In the order of parameters, which those stages share. */
+/* Buckets of parameters that several ranks of the pipeline have (one used by several stages is alone in its own; copies of a stage share some):
+ * the sum of their gradients. In the order of parameters, which those ranks share. */
 static void tie_stages(work *w) {
   dt_graph *g = w->g;
+  bool *tied = dt_xalloc((size_t)w->l->nbucket + 1);
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &g->param.p[i];
-    if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0) continue;
+    if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0 || tied[p->bucket]) continue;
+    tied[p->bucket] = true;
     g->phase = DT_UPD, g->file = p->file, g->line = p->line, g->serves = -1;
     dt_build at = dt_build_here(g);
-    const char *why = dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs",
-                                      p->name);
+    const char *why =
+        p->copied
+            ? dt_arena_printf(
+                  &g->mem, "%s and the rest of its bucket lie on several ranks: their gradients are added up", p->name)
+            : dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
     const dt_group stages = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
     dt_val v = w->flat[p->bucket],
            r = dt_build_comm(&at, DT_OP_all_reduce, v, (dt_comm_args){.group = stages, .red = DT_RED_SUM}, why);
     dt_edit_alias(g, r, v, 0);
     w->flat[p->bucket] = r;
   }
+  free(tied);
 }
 
 /* What the optimizer sees of a bucket. */
@@ -266,6 +273,23 @@ static void replace(dt_graph *g, dt_val old, dt_val by, dt_nid before) {
       if (g->node.p[i].in[k] == old) g->node.p[i].in[k] = by;
 }
 
+/* The sum of the squares of all elements, f64: buckets may have travelled in different dtypes, and an op's inputs have one. */
+static dt_val sum_of_squares(const work *w, const dt_val *in, int n) {
+  dt_graph *g = w->g;
+  dt_val sum = -1, *same = dt_xalloc(sizeof *same * (size_t)(n + 1));
+  for (int dtype = 0; dtype < DT_NDTYPE; dtype++) {
+    int count = 0;
+    for (int i = 0; i < n; i++)
+      if (dt_type_of(g, in[i])->dtype == dtype) same[count++] = in[i];
+    if (!count) continue;
+    dt_val s = dt_bn(g, DT_OP_sum_squares, same, count, NULL);
+    if (w->l->shared) dt_node_of(g, s)->flags |= DT_NODE_OWN;
+    sum = sum < 0 ? s : dt_b2(g, DT_OP_add, sum, s);
+  }
+  free(same);
+  return sum < 0 ? dt_scalar(g, 0, DT_F64) : sum;
+}
+
 /* The sum of squares behind the gradient norm: each element once, whatever ranks of this stage hold it. */
 static void rewrite_norm(work *w) {
   dt_graph *g = w->g;
@@ -302,9 +326,7 @@ static void rewrite_norm(work *w) {
           dt_vec_push(&in, w->piece[k]);
       }
     }
-    dt_attr none[DT_MAX_ATTR] = {0};
-    dt_val s = in.n ? dt_bn(g, DT_OP_sum_squares, in.p, in.n, none) : dt_scalar(g, 0, DT_F64);
-    if (in.n && w->l->shared) dt_node_of(g, s)->flags |= DT_NODE_OWN;
+    dt_val s = sum_of_squares(w, in.p, in.n);
     dt_vec_free(&in);
     if (axes)
       s = dt_reduce_comm(

@@ -67,6 +67,11 @@ end
 heads("attention", { 6, 6, 6, 4 }, { 6, 6, 6, 4 }, { causal = true })
 heads("attention_bthd", { 6, 12, 6, 4 }, { 6, 12, 6, 4 }, { bthd = true })
 heads("attention_grouped", { 6, 12, 6, 4 }, { 6, 6, 6, 4 }, { causal = true })
+heads("attention_causal_short", { 6, 6, 6, 4 }, { 6, 6, 12, 4 }, { causal = true })
+heads("attention_top_left", { 6, 6, 12, 4 }, { 6, 6, 6, 4 }, { causal = true, causal_align = "top_left" })
+case("attention_lse", { { 6, 12, 6, 4 }, { 6, 12, 6, 4 }, { 6, 12, 6, 4 } }, function(t)
+  return dt.attention(t[1], t[2], t[3], { causal = true, bthd = true, lse = true })
+end, { few = true })
 case("rotary", { { 6, 6, 12, 6 } }, function(t) return dt.rotary(t[1]) end)
 case("rotary_bthd", { { 6, 12, 6, 6 } }, function(t) return dt.rotary(t[1], { bthd = true }) end)
 case("qkv", { { 6, 6, 12 }, { 36, 12 } }, function(t)
@@ -82,17 +87,29 @@ end)
 -- lookups
 case("embedding", { { 12, 6 } }, function(t, ids) return dt.embedding(ids, t[1]) end, { ids = true })
 case("gather", { { 6, 12 } }, function(t, ids) return dt.gather(t[1], ids, { dim = 1 }) end, { ids = true })
+case("gather_along", { { 6, 12, 6 } }, function(t, ids)
+  return dt.gather(t[1], dt.minimum(ids, 5):reshape { 6, 6, 1 }, { dim = 2 })
+end, { ids = true })
 case("one_hot", { { 6, 6, 12 } }, function(t, ids) return dt.one_hot(ids, { classes = 12 }):to "f32" * t[1] end, { ids = true })
+case("topk_first", { { 6, 6, 12 } }, function(t) return (dt.topk(t[1], { k = 3 })) end)
 case("topk", { { 6, 12 } }, function(t) return (dt.topk(t[1], { k = 6 })) end)
 -- norms
 case("layer_norm", { { 6, 6, 12 }, { 12 }, { 12 } }, function(t) return dt.layer_norm(t[1], t[2], t[3]) end)
 case("layer_norm_two", { { 6, 6, 12 }, { 6, 12 }, { 6, 12 } }, function(t) return dt.layer_norm(t[1], t[2], t[3], { dims = 2 }) end)
 case("layer_norm_plain", { { 6, 12 } }, function(t) return dt.layer_norm(t[1]) end)
 case("rms_norm", { { 6, 6, 12 }, { 12 } }, function(t) return dt.rms_norm(t[1], t[2]) end)
+local function batch_norm(name, training)
+  case(name, { { 6, 12, 6, 6 }, { 12 }, { 12 }, { 12 } }, function(t)
+    return (dt.batch_norm(t[1], t[2], t[3], dt.zeros { 12 }, dt.square(t[4]) + 1, { training = training }))
+  end, { few = true })
+end
+batch_norm("batch_norm", true)
+batch_norm("batch_norm_running", false)
 -- images
 case("conv2d", { { 6, 6, 6, 6 }, { 12, 6, 3, 3 }, { 12 } }, function(t) return dt.conv2d(t[1], t[2], t[3], { padding = 1 }) end)
 case("conv2d_plain", { { 6, 6, 6, 6 }, { 12, 6, 3, 3 } }, function(t) return dt.conv2d(t[1], t[2], { stride = 2 }) end)
 case("conv2d_groups", { { 6, 6, 6, 6 }, { 12, 1, 3, 3 } }, function(t) return dt.conv2d(t[1], t[2], { groups = 6 }) end)
+case("conv2d_two_groups", { { 6, 12, 6, 6 }, { 12, 6, 3, 3 }, { 12 } }, function(t) return dt.conv2d(t[1], t[2], t[3], { groups = 2 }) end)
 case("max_pool2d", { { 6, 6, 6, 6 } }, function(t) return dt.max_pool2d(t[1], { kernel = 2 }) end)
 case("avg_pool2d", { { 6, 6, 6, 6 } }, function(t) return dt.avg_pool2d(t[1], { kernel = 3, stride = 1, padding = 1 }) end)
 -- random
@@ -126,10 +143,25 @@ loss("cross_entropy_both", { ignore_index = 5, label_smoothing = 0.1 })
 case("mse", { { 6, 12 }, { 6, 12 } }, function(t) return dt.nn.mse(t[1], t[2]) end)
 
 -- ---- ways to lie ----
+-- Four ranks are two axes of two: "S(0)/S(1)" is a place on both.
 local function choices(shape, parts)
-  local out = { "R" }
-  for d, n in ipairs(shape) do if n % parts == 0 then out[#out + 1] = ("S(%d)"):format(d - 1) end end
+  local one, out = { "R" }, {}
+  local ranks = parts == 4 and 2 or parts
+  for d, n in ipairs(shape) do if n % ranks == 0 then one[#one + 1] = ("S(%d)"):format(d - 1) end end
+  if parts ~= 4 then return one end
+  for _, a in ipairs(one) do
+    for _, b in ipairs(one) do
+      local d = a == b and a:match "%d"
+      if not d or shape[d + 1] % parts == 0 then out[#out + 1] = a == "R" and b == "R" and "R" or a .. "/" .. b end
+    end
+  end
   return out
+end
+
+--- { cut = "S(0)" } for a way, with a second axis { cut =, other = } for a way of two.
+function M.place(way)
+  local a, b = way:match "^(.*)/(.*)$"
+  return { cut = a or way, other = b }
 end
 
 --- Every combination, as placements of the inputs (and the ids last), and once more as placements of parameters. `few`: with
@@ -158,6 +190,8 @@ function M.ways(c, parts)
   return out
 end
 
-function M.title(c, how) return ("%s;%s%s"):format(c.name, how.params and "parameters " or "", table.concat(how, ",")) end
+function M.title(c, how)
+  return (("%s;%s%s"):format(c.name, how.params and "parameters " or "", table.concat(how, ",")):gsub("/", "|"))
+end
 
 return M
