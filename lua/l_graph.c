@@ -1,6 +1,6 @@
 /* Tracing: a graph's leaves, losses, assignments, gradients and update. Its values are symbols (l_symbol.c).
  *
- * Invariant: a graph is open until compile hands it to a plan (l_plan.c). User value 1 of the box is a list that keeps
+ * Invariant: a graph is open until it is compiled (l_plan.c); then it stays as it was traced. User value 1 of the box is a list that keeps
  * alive the tensors which the graph borrows. */
 #include "l_graph.h"
 
@@ -8,7 +8,7 @@
 static dtl_graph *check_graph(lua_State *L, const char *fn) {
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
-  if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
+  if (!b->g || b->sealed) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   dtl_graph_here(L, b);
   return b;
 }
@@ -31,8 +31,8 @@ static int graph_gc(lua_State *L) {
   return 0;
 }
 
-static void read_mesh(lua_State *L, int i, dt_mesh *m) {
-  static const char fn[] = "core.graph: mesh";
+void dtl_read_mesh(lua_State *L, int i, dt_mesh *m) {
+  static const char fn[] = "mesh";
   if (lua_type(L, i) != LUA_TTABLE)
     dtl_fail(L, "%s must be a list of { name =, size =, splits = }, got %s", fn, dtl_kind(L, i));
   int64_t n = (int64_t)lua_rawlen(L, i);
@@ -74,7 +74,7 @@ static int l_graph(lua_State *L) {
   lua_settop(L, 1);
   DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
            {"plain_grad", 'b', &plain, NULL});
-  if (mesh) read_mesh(L, mesh, &m);
+  if (mesh) dtl_read_mesh(L, mesh, &m);
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
   *b = (dtl_graph){0};
@@ -86,20 +86,6 @@ static int l_graph(lua_State *L) {
   b->g->rows = rows;
   b->g->plain_grad = plain;
   b->g->mesh = m;
-  return 1;
-}
-
-/* g:clone() -> another graph with the same contents, to be compiled for another rank. It keeps g alive. */
-static int g_clone(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:clone"), *c = lua_newuserdatauv(L, sizeof *c, 1);
-  *c = (dtl_graph){0};
-  luaL_setmetatable(L, DTL_GRAPH);
-  lua_getiuservalue(L, 1, 1);
-  lua_pushvalue(L, 1);
-  lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
-  lua_setiuservalue(L, -2, 1);
-  c->g = dt_xalloc(sizeof *c->g);
-  dt_graph_clone(b->g, c->g);
   return 1;
 }
 
@@ -377,6 +363,7 @@ static int l_collective(lua_State *L) {
   while (r < 4 && strcmp(reds[r], red)) r++;
   if (r == 4) dtl_fail(L, "%s: unknown reduction '%s'; known are sum, max, min and mean", name, red);
   dt_group group = {.axes = axes_mask(L, name, g, 3)};
+  x->graph->meshed = true;
   int all = dt_group_size(&g->mesh, group), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   if (part && all % (part < 0 ? (int)-part : (int)part))
     dtl_fail(L, "%s: blocks of %lld do not divide the %d ranks; a divisor of %d would", name,
@@ -408,6 +395,7 @@ static int l_axes_size(lua_State *L) {
   dtl_symbol *x = dtl_to_symbol(L, 1);
   if (!x) dtl_bad_arg(L, "axes_size", 1, "a symbolic tensor", 1);
   const dt_graph *g = dtl_symbol_graph(L, x);
+  x->graph->meshed = true;
   return lua_pushinteger(L, dt_mesh_count(&g->mesh, axes_mask(L, "axes_size", g, 2))), 1;
 }
 
@@ -471,6 +459,7 @@ static const char *key_after(lua_State *L, int i, const char *after) {
 static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const dt_type *t,
                         void (*add)(void *ctx, int axis, dt_place p), void *ctx) {
   const dt_mesh *m = &b->g->mesh;
+  b->meshed = true;
   if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: wants { axis = \"R\" or \"S(dim)\" }, got %s", fn, dtl_kind(L, i));
   for (const char *name = key_after(L, i, NULL); name; name = key_after(L, i, name)) {
     int a = dt_mesh_axis(m, name);
@@ -625,19 +614,6 @@ static int g_placed(lua_State *L) {
   dt_type t = *dt_type_of(b->g, q.v);
   read_places(L, "place", b, 3, &t, place_value, &q);
   return dtl_push_symbol(L, 1, q.v), 1;
-}
-
-/* g:localize{ rank = }: the place pass */
-static int g_localize(lua_State *L) {
-  static const char fn[] = "graph:localize";
-  dtl_graph *b = check_graph(L, fn);
-  dt_err e = {0};
-  int64_t rank = 0;
-  lua_settop(L, 2);
-  DTL_OPTS(L, fn, 1, 2, {"rank", 'i', &rank, NULL});
-  dt_spec s = {.rank = (int)rank};
-  DTL_TRY(L, &e, dt_pass_place(b->g, &s, &e));
-  return 0;
 }
 
 /* A node's attributes by name on top of the stack. */
@@ -869,38 +845,11 @@ static int g_grad(lua_State *L) {
   return g_grads(L);
 }
 
-/* g:update{ clip =, clip_value = } -> list of { name =, param =, grad =, group =, index = } */
-static int g_update(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:update");
-  dt_err e = {0};
-  dt_spec s = {.train = true, .precision = DT_F32};
-  lua_settop(L, 2);
-  DTL_OPTS(L, "graph:update", 1, 2, {"clip", 'f', &s.clip_norm, NULL}, {"clip_value", 'f', &s.clip_value, NULL});
-  if (!(s.clip_norm >= 0) || !(s.clip_value >= 0))
-    dtl_fail(L, "graph:update: clip and clip_value must be 0 (none) or more");
-  if (b->g->level != DT_DIFFED) dtl_fail(L, "graph:update needs g:grad() first, and only once");
-  int n = b->g->param.n;
-  dt_val *scaled = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *scaled, 0);
-  DTL_TRY(L, &e, dt_pass_update(b->g, &s, scaled, &e));
-  lua_createtable(L, n, 0);
-  for (int i = 0; i < n; i++) {
-    dt_param p = b->g->param.p[i];
-    lua_createtable(L, 0, 5);
-    lua_pushstring(L, p.name);
-    lua_setfield(L, -2, "name");
-    dtl_push_symbol(L, 1, p.val);
-    lua_setfield(L, -2, "param");
-    if (scaled[i] >= 0) {
-      dtl_push_symbol(L, 1, scaled[i]);
-      lua_setfield(L, -2, "grad");
-    }
-    lua_pushinteger(L, p.group);
-    lua_setfield(L, -2, "group");
-    lua_pushinteger(L, i + 1);
-    lua_setfield(L, -2, "index");
-    lua_rawseti(L, -2, i + 1);
-  }
-  return 1;
+/* g:meshed() -> whether what was traced names axes of the mesh: then it is compiled for this mesh alone */
+static int g_meshed(lua_State *L) {
+  dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
+  if (!b) dtl_fail(L, "graph:meshed must be called on a graph, with a colon; it was called on %s", dtl_kind(L, 1));
+  return lua_pushboolean(L, b->meshed), 1;
 }
 
 /* g:params() -> list of { name =, shape =, symbol =, trainable = } */
@@ -942,15 +891,13 @@ void dtl_open_graph(lua_State *L) {
                                     {"assign", g_assign},
                                     {"grad", g_grad},
                                     {"grads", g_grads},
-                                    {"update", g_update},
                                     {"params", g_params},
+                                    {"meshed", g_meshed},
                                     {"place", g_place},
                                     {"placed", g_placed},
-                                    {"localize", g_localize},
                                     {"replace", g_replace},
                                     {"settle", g_settle},
                                     {"nodes", g_nodes},
-                                    {"clone", g_clone},
                                     {"block", g_block},
                                     {"blocks", g_blocks},
                                     {"recompute", g_recompute},

@@ -6,7 +6,9 @@
 
 /* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
 typedef struct dtl_graph {
-  dt_graph *g; /* NULL once compiled */
+  dt_graph *g; /* NULL: of a plan, which is open only while a verb is asked */
+  bool sealed; /* compiled: stays as it was traced */
+  bool meshed; /* what was traced names axes of the mesh */
   DT_VEC(const char *) files;
 } dtl_graph;
 typedef struct dtl_symbol {
@@ -24,7 +26,16 @@ dt_val dtl_graph_const(lua_State *L, int like, int i);
 /* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
 void dtl_graph_anchor(lua_State *L, int box);
 
+/* A list of { name =, size =, splits = } at stack index i. */
+void dtl_read_mesh(lua_State *L, int i, dt_mesh *m);
 int dtl_compile(lua_State *L); /* g:compile{...} */
+typedef struct dtl_verbs { /* l_verbs.c */
+  lua_State *L;
+  dtl_graph *box;                                           /* at stack index 1 */
+  int place, placed, update, keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
+  bool failed;                                              /* one raised an error */
+} dtl_verbs;
+void dtl_verbs_give(dtl_verbs *c, dt_verbs *out); /* c must outlive out */
 
 /* A checked pipeline schedule (l_schedule.c). */
 typedef struct dtl_schedule {

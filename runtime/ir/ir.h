@@ -72,6 +72,7 @@ typedef enum dt_level {
   DT_PLACED,
   DT_DIFFED,
   DT_UPDATED,
+  DT_PRUNED,
   DT_PRECISE,
   DT_RECOMPUTED,
   DT_STAGED,
@@ -79,6 +80,7 @@ typedef enum dt_level {
   DT_FUSED,
   DT_BUCKETED,
   DT_ORDERED,
+  DT_ADDRESSED,
   DT_NLEVEL
 } dt_level;
 extern const char *const dt_level_name[DT_NLEVEL];

@@ -482,7 +482,6 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = DT_OK;
   if (p.naxes || said) {
-    dt_dump_pass(g, "before", "place");
     const char *file = g->file;
     int line = g->line, n0 = g->node.n;
     p.whole = dt_xalloc(sizeof *p.whole * (size_t)p.nv);
@@ -500,21 +499,5 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
     dt_vec_free(&p.memo);
   }
   g->level = DT_PLACED;
-  if (!st && p.naxes) {
-    dt_dump_pass(g, "after", "place");
-    st = dt_verify(g, e);
-  }
   return st;
-}
-
-/* After grad an `enter` has served: its users read its input. */
-void dt_place_finish(dt_graph *g) {
-  for (dt_nid i = 0; i < g->node.n; i++) {
-    dt_node *n = &g->node.p[i];
-    for (int k = 0; k < n->nin; k++)
-      while (dt_node_of(g, n->in[k])->op == DT_OP_enter) n->in[k] = dt_node_of(g, n->in[k])->in[0];
-  }
-  for (dt_nid i = 0; i < g->node.n; i++)
-    if (g->node.p[i].op == DT_OP_enter) g->node.p[i].flags |= DT_NODE_DEAD;
-  dt_graph_compact(g);
 }

@@ -2,14 +2,13 @@
  *
  * Gradients reach this pass as sums over the microbatches (and, after place and bucket, over the ranks) of count * gradient,
  * times the scale that seeds backward. Invariant: the one division by the count happens here, so that it is the same whatever
- * ranks, microbatches and padding are. Called by the binding between the grad pass and the tracing of the optimizer. */
+ * ranks, microbatches and padding are. Called by the driver, which then asks for the optimizer. */
 #include <stdlib.h>
 
 #include "pass.h"
 
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *e) {
   if (g->level != DT_DIFFED) return dt_fail(e, DT_EBUG, NULL, "update: the graph is %s", dt_level_name[g->level]);
-  dt_dump_pass(g, "before", "update");
   g->phase = DT_UPD;
   g->serves = -1;
   g->norm = -1;
