@@ -247,6 +247,21 @@ static int l_tell(lua_State *L) {
   DTL_TRY(L, &e, st);
   return 1;
 }
+/* core.hash(text or tensor) -> hex of 64 bits: equal contents, equal texts */
+static int l_hash(lua_State *L) {
+  char hex[17];
+  size_t n;
+  uint64_t h;
+  if (dtl_to_tensor(L, 1)) {
+    const dt_view v = dtl_contiguous(L, 1, -1)->v;
+    h = dt_file_hash(v.p, (size_t)dt_nbytes(&v.t));
+  } else {
+    const char *p = luaL_checklstring(L, 1, &n);
+    h = dt_file_hash(p, n);
+  }
+  snprintf(hex, sizeof hex, "%016llx", (unsigned long long)h);
+  return lua_pushstring(L, hex), 1;
+}
 /* core.agree(what, text [, advice]): all ranks call it; an error on all of them when the texts differ */
 static int l_agree(lua_State *L) {
   dt_err e = {0};
@@ -347,9 +362,10 @@ static void class(lua_State *L, const char *name, const luaL_Reg *method, lua_CF
 }
 
 void dtl_open_ckpt(lua_State *L) {
-  static const luaL_Reg fn[] = {{"checkpoint", l_checkpoint}, {"hold", l_hold},      {"steps", l_steps},
-                                {"forget", l_forget},         {"try_folder", l_try}, {"tell", l_tell},
-                                {"agree", l_agree},           {"lines", l_lines},    {NULL, NULL}};
+  static const luaL_Reg fn[] = {
+      {"checkpoint", l_checkpoint}, {"hold", l_hold}, {"steps", l_steps}, {"forget", l_forget},
+      {"try_folder", l_try},        {"tell", l_tell}, {"agree", l_agree}, {"hash", l_hash},
+      {"lines", l_lines},           {NULL, NULL}};
   static const luaL_Reg ckpt[] = {{"meta", c_meta}, {"close", c_close}, {NULL, NULL}};
   static const luaL_Reg hold[] = {{"name", h_name}, {"drop", h_drop}, {NULL, NULL}};
   static const luaL_Reg lines[] = {

@@ -5,10 +5,17 @@
 #include "l_graph.h"
 
 /* ---- the graph box ---- */
-static dtl_graph *check_graph(lua_State *L, const char *fn) {
+/* For looking at; what was traced can be looked at after it was compiled, too. */
+static dtl_graph *look_at(lua_State *L, const char *fn) {
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
-  if (!b->g || b->sealed) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
+  if (!b->g) dtl_fail(L, "%s: this graph belongs to a plan, and is open only while a strategy's verb runs", fn);
+  return b;
+}
+
+static dtl_graph *check_graph(lua_State *L, const char *fn) {
+  dtl_graph *b = look_at(L, fn);
+  if (b->sealed) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   dtl_graph_here(L, b);
   return b;
 }
@@ -642,7 +649,7 @@ static void push_attrs(lua_State *L, const dt_node *n) {
 /* g:nodes() -> list of { index =, op =, attrs = by name, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, heads = {
  * queries, keys } of attention, placed = whether it was said where it lies } */
 static int g_nodes(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:nodes");
+  dtl_graph *b = look_at(L, "graph:nodes");
   lua_createtable(L, b->g->node.n, 0);
   for (int i = 0; i < b->g->node.n; i++) {
     const dt_node *n = &b->g->node.p[i];
@@ -755,7 +762,7 @@ static int g_block(lua_State *L) {
 
 /* g:blocks() -> list of names in the order of their first operation */
 static int g_blocks(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:blocks");
+  dtl_graph *b = look_at(L, "graph:blocks");
   lua_createtable(L, b->g->block_name.n, 0);
   for (int i = 0; i < b->g->block_name.n; i++) {
     lua_pushstring(L, b->g->block_name.p[i]);
@@ -813,7 +820,7 @@ static int g_recompute(lua_State *L) {
 /* g:grads() -> list of { name =, grad = symbol, symbol = the same }, in the parameters' order; without those that get
  * none */
 static int g_grads(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:grads");
+  dtl_graph *b = look_at(L, "graph:grads");
   int n = 0;
   if (b->g->level < DT_DIFFED) dtl_fail(L, "graph:grads needs g:grad() first");
   lua_newtable(L);
@@ -846,15 +853,37 @@ static int g_grad(lua_State *L) {
 }
 
 /* g:meshed() -> whether what was traced names axes of the mesh: then it is compiled for this mesh alone */
-static int g_meshed(lua_State *L) {
-  dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
-  if (!b) dtl_fail(L, "graph:meshed must be called on a graph, with a colon; it was called on %s", dtl_kind(L, 1));
-  return lua_pushboolean(L, b->meshed), 1;
+static int g_meshed(lua_State *L) { return lua_pushboolean(L, look_at(L, "graph:meshed")->meshed), 1; }
+
+/* g:count() -> nodes so far */
+static int g_count(lua_State *L) { return lua_pushinteger(L, look_at(L, "graph:count")->g->node.n), 1; }
+
+static dt_update read_update(lua_State *L, const char *fn, int i, dtl_graph *b) {
+  if (lua_type(L, i) != LUA_TTABLE) dtl_bad_arg(L, fn, i - 1, "an entry of an update", i);
+  lua_getfield(L, i, "param"), lua_getfield(L, i, "grad");
+  dt_param *p = param_of(b->g, check_symbol(L, fn, i - 1, -2, b));
+  if (!p) dtl_fail(L, "%s: argument %d must be an entry of an update", fn, i - 1);
+  return (dt_update){(int)(p - b->g->param.p), check_symbol(L, fn, i - 1, -1, b)};
+}
+
+/* g:again(template, entry): the nodes that template.from to template.to (of g:count()) made for the entry `template`, once more for another entry of
+ * the same group, dtype and shape */
+static int g_again(lua_State *L) {
+  static const char fn[] = "graph:again";
+  dtl_graph *b = check_graph(L, fn);
+  lua_settop(L, 3);
+  dt_update from = read_update(L, fn, 2, b), to = read_update(L, fn, 3, b);
+  lua_getfield(L, 2, "from"), lua_getfield(L, 2, "to");
+  int64_t begin = dtl_int(L, fn, 1, -2), end = dtl_int(L, fn, 1, -1);
+  if (begin < 0 || end > b->g->node.n || begin > end)
+    dtl_fail(L, "%s: the graph has no nodes %lld to %lld", fn, (long long)begin, (long long)end);
+  dt_update_again(b->g, from, to, (dt_nid)begin, (dt_nid)end);
+  return 0;
 }
 
 /* g:params() -> list of { name =, shape =, symbol =, trainable = } */
 static int g_params(lua_State *L) {
-  dtl_graph *b = check_graph(L, "graph:params");
+  dtl_graph *b = look_at(L, "graph:params");
   lua_createtable(L, b->g->param.n, 0);
   for (int i = 0; i < b->g->param.n; i++) {
     dt_param p = b->g->param.p[i];
@@ -880,32 +909,14 @@ static int g_params(lua_State *L) {
 void dtl_open_graph(lua_State *L) {
   static const luaL_Reg fn[] = {
       {"graph", l_graph}, {"draw", l_draw}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input},
-                                    {"param", g_param},
-                                    {"buffer", g_buffer},
-                                    {"state", g_state},
-                                    {"hyper", g_hyper},
-                                    {"full", g_full},
-                                    {"output", g_output},
-                                    {"loss", g_loss},
-                                    {"assign", g_assign},
-                                    {"grad", g_grad},
-                                    {"grads", g_grads},
-                                    {"params", g_params},
-                                    {"meshed", g_meshed},
-                                    {"place", g_place},
-                                    {"placed", g_placed},
-                                    {"replace", g_replace},
-                                    {"settle", g_settle},
-                                    {"nodes", g_nodes},
-                                    {"block", g_block},
-                                    {"blocks", g_blocks},
-                                    {"recompute", g_recompute},
-                                    {"local_state", g_local_state},
-                                    {"between", g_between},
-                                    {"unclipped", g_unclipped},
-                                    {"compile", dtl_compile},
-                                    {NULL, NULL}};
+  static const luaL_Reg method[] = {
+      {"input", g_input},     {"param", g_param},         {"buffer", g_buffer},       {"state", g_state},
+      {"hyper", g_hyper},     {"full", g_full},           {"output", g_output},       {"loss", g_loss},
+      {"assign", g_assign},   {"grad", g_grad},           {"grads", g_grads},         {"params", g_params},
+      {"count", g_count},     {"again", g_again},         {"meshed", g_meshed},       {"place", g_place},
+      {"placed", g_placed},   {"replace", g_replace},     {"settle", g_settle},       {"nodes", g_nodes},
+      {"block", g_block},     {"blocks", g_blocks},       {"recompute", g_recompute}, {"local_state", g_local_state},
+      {"between", g_between}, {"unclipped", g_unclipped}, {"compile", dtl_compile},   {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   luaL_newmetatable(L, DTL_GRAPH);
   lua_pushcfunction(L, graph_gc);

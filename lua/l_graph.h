@@ -26,10 +26,12 @@ dt_val dtl_graph_const(lua_State *L, int like, int i);
 /* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
 void dtl_graph_anchor(lua_State *L, int box);
 
+void dtl_push_axes(lua_State *L, const dt_mesh *m,
+                   int axes); /* the names of these axes (bits): a list on top of the stack */
 /* A list of { name =, size =, splits = } at stack index i. */
 void dtl_read_mesh(lua_State *L, int i, dt_mesh *m);
 int dtl_compile(lua_State *L); /* g:compile{...} */
-typedef struct dtl_verbs { /* l_verbs.c */
+typedef struct dtl_verbs {     /* l_verbs.c */
   lua_State *L;
   dtl_graph *box;                                           /* at stack index 1 */
   int place, placed, update, keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
@@ -42,6 +44,8 @@ typedef struct dtl_schedule {
   dt_schedule *s;
 } dtl_schedule;
 dtl_schedule *dtl_check_schedule(lua_State *L, const char *fn, int arg, int i);
+/* The list at index i as dt_stages_make takes it, in memory that stays on the stack; NULL for index 0. */
+const int *dtl_place(lua_State *L, const char *fn, int i, int stages);
 
 /* ---- operations (l_op.c, l_eager.c) ---- */
 /* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns

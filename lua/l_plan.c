@@ -20,13 +20,15 @@ static int plan_gc(lua_State *L) {
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
+static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *mesh, dt_spec *s) {
   int64_t chunks = 1;
-  int starts = 0, schedules = 0;
+  int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
   DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"chunks", 'i', &chunks, NULL}, {"where", 's', &s->where, NULL},
-           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
+           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL}, {"place", 'v', &place, NULL});
   s->chunks = (int)chunks;
+  int axis = dt_mesh_stages(mesh);
+  s->place = dtl_place(L, fn, place, (int)chunks * (axis < 0 ? 1 : mesh->size[axis]));
   if (starts) {
     int n = (int)lua_rawlen(L, starts);
     const char ***list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
@@ -83,9 +85,10 @@ static dtl_graph *copy_graph(lua_State *L, dtl_graph *b) {
 
 /* The mesh that the plan is for: the graph's, or where it names no axis that of the options. */
 static dt_mesh mesh_of(lua_State *L, const char *fn, const dtl_graph *b, int mesh) {
-  dt_mesh m = b->g->mesh;
-  if (mesh) dtl_read_mesh(L, mesh, &m);
-  if (mesh && b->meshed && memcmp(&m, &b->g->mesh, sizeof m))
+  dt_mesh m = {0};
+  if (!mesh) return b->g->mesh;
+  dtl_read_mesh(L, mesh, &m);
+  if (b->meshed && memcmp(&m, &b->g->mesh, sizeof m))
     dtl_fail(L, "%s: what was traced names axes of another mesh; trace it on this one", fn);
   return m;
 }
@@ -109,7 +112,7 @@ static void check_options(lua_State *L, const char *fn, const dt_spec *s, int wi
 /* g:compile{ train =, precision =, rows =, mesh =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, place, placed, update, keep, buckets,
  * reduce, gather = functions that answer the driver's questions (l_verbs.c), pipeline = { chunks =, where =, starts = lists of parameter names or
- * nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
+ * nil, place = list of the stages' ranks or nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -157,7 +160,7 @@ int dtl_compile(lua_State *L) {
   check_options(L, fn, &s, wire);
   dtl_verbs_give(&verbs, &s.verbs);
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
-  if (pipeline) read_pipeline(L, fn, pipeline, &s);
+  if (pipeline) read_pipeline(L, fn, pipeline, &m, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);
@@ -170,7 +173,8 @@ int dtl_compile(lua_State *L) {
   verbs.box->g = NULL;
   g->rows = rows, g->mesh = m;
   dt_status st = dt_plan_build(g, &s, rows, &p->p, &e);
-  if (st && verbs.failed && !*e.where) return lua_pushstring(L, e.text), lua_error(L); /* a verb's message has its line */
+  if (st && verbs.failed && !*e.where)
+    return lua_pushstring(L, e.text), lua_error(L); /* a verb's message has its line */
   DTL_TRY(L, &e, st);
   return 1;
 }
@@ -205,7 +209,7 @@ static void push_traffic(lua_State *L, const dt_plan *p, const dt_traffic *t) {
   const dt_mesh *m = &p->g->mesh;
   lua_createtable(L, 0, 20);
   field_text(L, "op", dt_op(x->op)->name);
-  names_of_axes(L, m, x->group.axes);
+  dtl_push_axes(L, m, x->group.axes);
   lua_setfield(L, -2, "axes");
   if (x->group.part) field_int(L, "part", x->group.part);
   if (x->group.stages) {
@@ -330,6 +334,23 @@ static int p_outputs(lua_State *L) {
   return 1;
 }
 
+/* plan:passes() -> list of { name =, before =, after = nodes, seconds = } */
+static int p_passes(lua_State *L) {
+  const dt_graph *g = dtl_check_plan(L, "plan:passes", 0, 1)->p->g;
+  lua_createtable(L, g->passed.n, 0);
+  for (int i = 0; i < g->passed.n; i++) {
+    const dt_passed *x = &g->passed.p[i];
+    lua_createtable(L, 0, 4);
+    field_text(L, "name", x->name);
+    field_int(L, "before", x->before);
+    field_int(L, "after", x->after);
+    lua_pushnumber(L, x->seconds);
+    lua_setfield(L, -2, "seconds");
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
 void dtl_open_plan(lua_State *L) {
   static const luaL_Reg method[] = {{"text", p_text},
                                     {"collectives", p_collectives},
@@ -340,6 +361,7 @@ void dtl_open_plan(lua_State *L) {
                                     {"unused", p_unused},
                                     {"outputs", p_outputs},
                                     {"recomputed", p_recomputed},
+                                    {"passes", p_passes},
                                     {NULL, NULL}};
   luaL_newmetatable(L, DTL_PLAN);
   lua_pushcfunction(L, plan_gc);

@@ -4,14 +4,13 @@
  * Called by dtl_compile (l_plan.c). */
 #include "l_graph.h"
 
-static int names_of_axes(lua_State *L, const dt_mesh *m, int axes) { /* a list on top of the stack */
+void dtl_push_axes(lua_State *L, const dt_mesh *m, int axes) {
   lua_newtable(L);
   for (int a = 0, n = 0; a < m->naxes; a++) {
     if (!(axes >> a & 1)) continue;
     lua_pushstring(L, m->name[a]);
     lua_rawseti(L, -2, ++n);
   }
-  return 1;
 }
 
 static void push_shape(lua_State *L, const dt_type *t) {
@@ -67,7 +66,7 @@ static int trace_bucket(lua_State *L) { /* reduce and gather: fn(graph, symbol, 
   dtl_push_symbol(L, 3, v->in);
   lua_pushinteger(L, v->bucket);
   push_parameters(L, g, v->bucket);
-  names_of_axes(L, &g->mesh, v->axes);
+  dtl_push_axes(L, &g->mesh, v->axes);
   lua_call(L, 5, 1);
   v->out = -1;
   if (lua_isnil(L, -1)) return 0;

@@ -48,7 +48,8 @@ return function(words)
   if verb == "plan" or verb == "explain" then cli.add { { "ranks", "count",
     "ranks to plan for (default: those that run)" } } end
   if verb == "explain" then
-    cli.add { { "rank", "integer", "whose step (default: 0)" }, { "json", "boolean", "as JSON, for programs" } }
+    cli.add { { "rank", "integer", "whose step (default: 0)" }, { "json", "boolean", "as JSON, for programs" },
+      { "passes", "boolean", "the passes that made the plan: nodes before and after, and time" } }
   end
   if verb == "check" then cli.add(require "dtrain.cmd.check_options") end
   rest = cli.take(rest, true)

@@ -3,6 +3,8 @@
 -- the same order.
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
+local folder = require "dtrain.folder"
+local identity = require "dtrain.identity"
 local jobs = require "dtrain.job"
 local modules = require "dtrain.nn.module"
 local pieces = require "dtrain.pieces"
@@ -40,12 +42,14 @@ end
 
 --- Every plan of the rank at `where` (job:where_is): { main, train = plans (main first), eval = { { rows, plan } ... }, places =
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
---- it, so that the memory that is planned is the memory that is allocated. known: see trace.train.
-function M.plans(job, where, known)
+--- it, so that the memory that is planned is the memory that is allocated. traced: a table that keeps what was traced, for
+--- other ranks' plans, or nil.
+function M.plans(job, where, traced)
+  traced = traced or {}
   local loader = loader_of(job, job.data.train, 0, false, where)
   local micros = loader:micros()
   local function how(rows, layout)
-    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, known = known }
+    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, traced = traced }
   end
   local p = { train = {}, eval = {}, between = {}, steps_per_epoch = loader:steps_per_epoch() }
   for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do
@@ -140,6 +144,8 @@ function M.new(job)
   self.rates = job.optimizer:group_lr()
   run.groups, run.nominal, run.profile = #self.rates, self.nominal, job.profile
   for _, step in ipairs(schedule.tried(self.steps)) do job.schedule:rates(step, self.steps, self.rates) end
+  self.defines = identity.defines(job, self.steps)
+  if core.size() > 1 then util.at(job.where, core.agree, "runs", identity.agreed(self)) end
   self.exec, self.eval_numbers = M.executor(plans, run)
   self.between = plans.between
   if options.trace then core.trace(options.trace, options.first_traced or 1, options.last_traced or math.maxinteger) end
@@ -162,6 +168,7 @@ function M.new(job)
 
   shared.join(self)
   self.start = 0
+  folder.open(self)
   self:resume(options.resume)
   self.record = records.new(self)
   self.loader = loader_of(job, job.data.train, self.start, false, where)
@@ -169,8 +176,8 @@ function M.new(job)
 end
 
 -- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
-local function newest(folder)
-  for _, dir in ipairs { folder, folder .. "/checkpoints" } do
+local function newest(given)
+  for _, dir in ipairs { given, given .. "/checkpoints" } do
     local saved = core.exists(dir) == "directory" and core.checkpoint { dir = dir }
     if saved then return saved end
   end
@@ -197,11 +204,16 @@ function Engine:resume(what, ...)
     saved = not core.exists(what .. "/manifest.json") and newest(what) or core.checkpoint { path = what }
   end
   local meta = saved:meta()
-  self.exec:load(saved)
+  local notes, other_precision = identity.compare(self, meta, self.options.resume_with)
+  for _, note in ipairs(not self.options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
+  self.exec:load(saved, not other_precision)
   saved:close()
   self.settled = nil
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
-  if self.loader then self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where) end
+  if self.loader then
+    self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where)
+    self.record:back_to(meta.step)
+  end
   shared.changed(self, true)
   return meta.step
 end
@@ -217,6 +229,11 @@ local function warn_of_launcher(self, m)
     .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
 end
 
+--- Compares a digest of each parameter among its replicas; an error on all ranks names the first that differs.
+function M.compare(engine)
+  if core.size() > 1 then util.at(engine.job.where, engine.exec.alike, engine.exec) end
+end
+
 -- After a step, whole or in pieces.
 local function stepped(self, m)
   self.info = m
@@ -228,6 +245,8 @@ local function stepped(self, m)
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
+  local compare = self.job.compare_every
+  if compare > 0 and self.step_number % compare == 0 then M.compare(self) end
   warn_of_launcher(self, m)
   if m.skipped then self.skipped = self.skipped + 1 end
   local every = not self.driven and self.job.report_every
@@ -323,13 +342,16 @@ function Engine:eval()
   return out
 end
 
---- Writes a checkpoint below `dir` (default: the job's). Rank 0 writes, all ranks wait.
+--- Writes a checkpoint below `dir` (default: the job's), each rank what it owns. All ranks call it.
 function Engine:save(dir)
   local c = self.checkpoint
   dir = dir or (c and c.dir)
   if not dir then util.fail("engine:save needs a folder, or a job with checkpoint = { dir = ... }") end
   shared.take(self, "engine:save")
-  self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number } }
+  if not c or dir ~= c.dir then folder.other(self, dir) end
+  M.compare(self)
+  self.record:flush()
+  self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number }, run = self.run, defines = self.defines }
   self.saved = self.step_number
 end
 

@@ -101,11 +101,24 @@ local function field(set, name)
   end
 end
 
+-- Samples of an evaluation set have what training samples have: the plans are made for those.
+local function check_eval(train, eval)
+  for _, f in ipairs(eval and train:fields() or {}) do
+    local g = field(eval, f.name)
+    if not g or g.dtype ~= f.dtype or util.show(g.shape) ~= util.show(f.shape) then
+      util.fail("dt.job: eval: the evaluation set's samples have %s, training's have '%s' %s %s; give both the same fields and shapes",
+        g and ("'%s' %s %s"):format(g.name, g.dtype, util.show(g.shape)) or ("no '%s'"):format(f.name), f.name, f.dtype,
+        util.show(f.shape))
+    end
+  end
+end
+
 --- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16" | { dtype =,
 --- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
 --- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
 --- out =, log_every =, profile =, freeze = module | list of modules that this job leaves as they are,
---- after = function(engine) } -> job. Errors name the key and the script's line.
+--- compare_every = 100 steps between two comparisons of the replicas, after = function(engine) } -> job. Errors name the key and
+--- the script's line.
 function M.job(given)
   local o = util.options("dt.job", given, {
     { "model", "module|callable", required = true }, { "loss", "module|callable", required = true },
@@ -115,7 +128,7 @@ function M.job(given)
     { "parallel", "table", {} }, { "checkpoint", "table" }, { "steps", "count" }, { "epochs", "count" },
       { "eval", "table" },
     { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "profile", "boolean", false },
-    { "after", "callable" }, { "freeze", "module|table" } })
+    { "after", "callable" }, { "freeze", "module|table" }, { "compare_every", "integer", 100 } })
   for _, key in ipairs { "model", "loss" } do
     if util.kind(o[key]) == "module class" then
       util.fail("dt.job: %s is the class %s; make an instance: %s = %s(...)", key, o[key].name, key, o[key].name)
@@ -138,6 +151,9 @@ function M.job(given)
     self.checkpoint = util.options("dt.job: checkpoint", o.checkpoint,
       { { "dir", "string", required = true }, { "every", "count" },
       { "keep", "integer", 3 } })
+    if self.checkpoint.keep < 0 then
+      util.fail("dt.job: checkpoint: keep is how many checkpoints stay, 0 for all of them; got %d", self.checkpoint.keep)
+    end
   end
   if not field(self.data.train, "inputs") then
     util.fail("dt.job: data has no field 'inputs'; %s", tostring(self.data.train))
@@ -152,6 +168,8 @@ function M.job(given)
     local n = e.batches * self.batch.global
     if n < e.data:count() then e.data = e.data:subset(0, n) end
   end
+  check_eval(self.data.train, e.data)
+  if self.compare_every < 0 then util.fail("dt.job: compare_every is a number of steps, 0 for never; got %d", self.compare_every) end
   e.metrics = metrics.list(e.metrics)
   self.eval = e
   M.made[#M.made + 1] = self

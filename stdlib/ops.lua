@@ -43,7 +43,8 @@ end
 
 --- Softmax attention: q[B,H,T,D], k and v [B,Hk,S,D] with Hk dividing H (bthd = true: [B,T,H,D]) -> as q.
 --- attrs: causal, causal_align, scale (0 = 1/sqrt(D)), bthd. No T x S matrix is held (Dao 2023). causal with T queries and S keys:
---- causal_align = "bottom_right" (the default): query i sees keys up to i + S - T, as when a cache holds earlier keys; "top_left": up to
+--- causal_align = "bottom_right" (the default): query i sees keys up to i + S - T, as when a cache holds earlier keys; "top_left":
+--- up to
 --- i, as PyTorch's is_causal. With S = T they are one.
 function ops.attention(q, k, v, attrs)
   if type(attrs) == "table" and attrs.causal_align ~= nil then

@@ -177,7 +177,8 @@ local kinds = {
 }
 local names = {
   integer = "a whole number", count = "a whole number of at least 1", positive = "a number above 0",
-  nonnegative = "a number of at least 0", fraction = "a number from 0 to 1", decay = "a number from 0 to less than 1", pair = "a number or a pair {a, b}",
+  nonnegative = "a number of at least 0", fraction = "a number from 0 to 1", decay = "a number from 0 to less than 1", pair =
+    "a number or a pair {a, b}",
   callable = "a function", number = "a number", string = "a string", boolean = "true or false", table = "a table",
 }
 

@@ -22,8 +22,12 @@ typedef struct batch_norm {
 } batch_norm;
 
 static batch_norm setup(const dt_call *c, const dt_view *x) {
-  batch_norm q = {
-      .x = x, .y = &c->out[0], .training = c->a.batch_norm.training, .flags = c->flags, .n = x->t.dim[0], .c = x->t.dim[1]};
+  batch_norm q = {.x = x,
+                  .y = &c->out[0],
+                  .training = c->a.batch_norm.training,
+                  .flags = c->flags,
+                  .n = x->t.dim[0],
+                  .c = x->t.dim[1]};
   q.s = 1;
   for (int d = 2; d < x->t.nd; d++) q.s *= x->t.dim[d];
   q.cb = q.s >= SHORT || q.s == 0 ? 1 : COLUMNS / q.s;

@@ -46,7 +46,7 @@ static dt_status meet(dt_exec *x, dt_err *e) {
   int stages = dt_mesh_stages(&g->mesh), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
     int at = dt_mesh_coord(&g->mesh, world->rank, a);
-    if (a == stages) x->tells &= at == g->mesh.size[a] - 1;
+    if (a == stages && g->chunks) x->tells &= at == g->map.rank[g->map.stages - 1];
     else if (!(samples >> a & 1)) x->tells &= at == 0;
   }
   if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), dt_agree_script, e));
@@ -90,7 +90,8 @@ dt_status dt_exec_ready(dt_exec *x, dt_err *e) {
     dt_status st = meet(x, e);
     dt_plan_collectives(x->b[0].plan, &lines);
     dt_plan_text(x->b[0].plan, &text);
-    if (!st && x->replicas) st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, dt_agree_script, e);
+    if (!st && x->replicas)
+      st = dt_agree(x->replicas, "collectives", lines.p ? lines.p : "", lines.n, dt_agree_script, e);
     if (!st && x->replicas) st = dt_agree(x->replicas, "plans", text.p, text.n, dt_agree_script, e);
     dt_str_free(&lines);
     dt_str_free(&text);

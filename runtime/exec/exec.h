@@ -55,8 +55,10 @@ typedef struct lane {
   int64_t room; /* bytes of a buffer */
   int depth;
   void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
-  int64_t *head;     /* [depth] on one host the message says where in the sender's window the values are */
-  char *byte;        /* [depth] what the word consists of */
+  int64_t *
+      head; /* [depth] on one host the message says where in the sender's window the values are; between stages of one rank the
+                      * microbatch whose value waits here, -1: the place is free */
+  char *byte; /* [depth] what the word consists of */
   int64_t count;
 } lane;
 typedef struct pipe { /* of a rank on the axis of stages */
@@ -78,7 +80,7 @@ typedef struct pipe { /* of a rank on the axis of stages */
   int nnumbers;
   bool look; /* stop at nothing, note the first value that is not finite */
   const bound *bad;
-  int bad_out, bad_stage;
+  int bad_out, bad_at; /* how far along the way forward and back it came up, -1: it did not */
 } pipe;
 typedef struct dt_trace dt_trace;
 struct dt_exec {
@@ -131,7 +133,7 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e); /* given first v
 /* What this rank keeps of one, as contiguous memory of the host between the two. */
 dt_status dt_exec_open(dt_exec *x, int number, void **p, dt_err *e);
 void dt_exec_shut(dt_exec *x, int number, void *p, bool wrote);
-dt_view dt_exec_view(dt_exec *x, int plan, dt_val v);           /* bind.c */
+dt_view dt_exec_view(dt_exec *x, int plan, dt_val v); /* bind.c */
 /* profile.c: prints where the time went */
 void dt_exec_profile(const dt_exec *x);
 /* run.c: Instructions begin..end of a segment. first, last: of this step's microbatches. comm_only: this rank has no data, but takes part.

@@ -4,7 +4,7 @@
  * ring lies in memory that both see: the message is only the place of the value, which the receiver copies from there, and a word goes back
  * that it was taken. So nothing depends on the sender's attention while it computes. Across hosts MPI carries the values, and the receiver has
  * asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the microbatches in
- * different orders. Only the computing thread sends and receives; the communication thread has other communicators.
+ * different orders. Between two stages of one rank the value waits in the ring. Only the computing thread sends and receives; the communication thread has other communicators.
  * No allocation in a step. Called by step.c and run.c. */
 #include <stdlib.h>
 
@@ -16,7 +16,7 @@ dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
   int axis = dt_mesh_stages(&g->mesh), most = 1;
   p->chunks = g->chunks;
   DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << axis}, &p->comm, e));
-  p->end = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis) == g->mesh.size[axis] - 1;
+  p->end = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis) == g->map.rank[g->map.stages - 1];
   p->slots = dt_xalloc(sizeof(int) * (size_t)p->chunks);
   p->slot_bytes = dt_xalloc(sizeof(int64_t) * (size_t)p->chunks);
   p->slot_base = dt_xalloc(sizeof(char *) * (size_t)p->chunks);
@@ -96,12 +96,17 @@ static dt_status ask(dt_exec *x, const dt_plan *any, int i, int64_t k, dt_err *e
                             tag(p, l->edge, micro, false), &q->req[at], e);
 }
 
+/* Both ends are this rank's. */
+static bool here(const pipe *p, const dt_lane *l) { return l->peer == p->comm->rank; }
+
 static dt_status begin(dt_exec *x, const dt_plan *any, const dt_batch *batch, dt_err *e) {
   pipe *p = x->pipe;
   p->batch = batch, p->micros = batch->nmicro;
   for (int i = 0; i < any->lane.n; i++) {
+    const dt_lane *l = &any->lane.p[i];
     p->lane[i].count = 0;
-    for (int k = 0; k < p->lane[i].depth && !any->lane.p[i].send; k++) DT_TRY(ask(x, any, i, k, e));
+    for (int k = 0; k < p->lane[i].depth && !l->send && l->from < 0; k++) DT_TRY(ask(x, any, i, k, e));
+    for (int k = 0; k < p->lane[i].depth && here(p, l); k++) p->lane[i].head[k] = -1;
   }
   return DT_OK;
 }
@@ -124,10 +129,29 @@ static dt_status await(pipe *p, void **req, dt_err *e) {
   return st;
 }
 
+/* The place in a ring between stages of one rank that holds this microbatch's value, or is free (-1). */
+static dt_status place_of(const lane *r, int64_t micro, int *at, dt_err *e) {
+  for (*at = 0; *at < r->depth; ++*at)
+    if (r->head[*at] == micro) return DT_OK;
+  return dt_fail(e, DT_EBUG, NULL, "a ring of %d places between two stages of one rank has none of microbatch %lld",
+                 r->depth, (long long)micro);
+}
+
+/* From one stage of this rank into its ring, and from there to another stage. */
+static dt_status hand_over(dt_exec *x, const dt_lane *l, lane *r, void *from, void *to, dt_err *e) {
+  int at, micro = x->pipe->micro;
+  DT_TRY(place_of(r, from ? -1 : micro, &at, e));
+  char *mem = r->mem + at * r->room;
+  dt_dev_copy(x->compute, from ? mem : to, from ? from : mem, l->bytes);
+  r->head[at] = from ? micro : -1;
+  return DT_OK;
+}
+
 dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
   lane *r = &p->lane[q->ins->lane];
+  if (here(p, l)) return hand_over(x, l, r, q->launch.call.in[0].p, NULL, e);
   int at = (int)(r->count++ % r->depth);
   char *mem = r->mem + at * r->room;
   const struct dt_comm_vt *vt = p->comm->vt;
@@ -147,6 +171,7 @@ dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
   lane *r = &p->lane[q->ins->lane];
+  if (here(p, l)) return hand_over(x, l, &p->lane[l->from], NULL, q->launch.call.out[0].p, e);
   int at = (int)(r->count++ % r->depth);
   const struct dt_comm_vt *vt = p->comm->vt;
   DT_TRY(await(p, &r->req[at], e));
@@ -186,9 +211,25 @@ static dt_status act(dt_exec *x, bound_plan *b, int micro, int seg, const dt_dat
   return st;
 }
 
+/* Waits until all that action i and those that belong to it receive has come, so that they run one after the other. */
+static dt_status gather(dt_exec *x, const dt_run *run, int i, const dt_batch *batch, dt_err *e) {
+  pipe *p = x->pipe;
+  const dt_plan *main = x->b[0].plan;
+  for (const dt_action *a = &run->action[i];; a++) {
+    for (int k = 0; k < main->lane.n && a->micro < batch->nmicro; k++) {
+      const dt_lane *l = &main->lane.p[k];
+      lane *r = &p->lane[k];
+      if (!l->send && l->seg == segment(a) && !here(p, l)) DT_TRY(await(p, &r->req[r->count % r->depth], e));
+    }
+    if (!a->with) return DT_OK;
+  }
+}
+
 dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e) {
   pipe *p = x->pipe;
   const dt_plan *main = x->b[0].plan;
+  const dt_stages *map = &main->g->map;
+  const int me = p->comm->rank;
   int micros = main->lockstep ? (int)batch->most : batch->nmicro;
   if (!micros) { /* no samples here: zero gradients, every reduction, in the order in which chunks end */
     for (int i = 0; i < main->run[0].n; i++) {
@@ -220,6 +261,7 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
       continue;
     }
     bound_plan *b = dt_exec_plan_for(x, batch->micro[a->micro].n);
+    if (a->with) DT_TRY(gather(x, run, i, batch, e));
     DT_TRY(act(x, b, a->micro, segment(a), ds, a->first, a->last, a->slot, e));
     if (x->tracing)
       dt_trace_span(x,
@@ -227,13 +269,15 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
                     : a->kind == 'B' ? "B of chunk"
                                      : "W of chunk",
                     a->chunk, a->micro, start);
-    if (a->kind == 'F' && b->stats && a->chunk == p->chunks - 1) {
+    if (a->kind == 'F' && b->stats && p->end && a->chunk == p->chunks - 1) {
       double own[2];
       DT_TRY(dt_dev_get(x->compute, own, b->stats, sizeof own, e));
       stats[0] += own[0], stats[1] += own[1];
     }
-    if (p->look && p->bad && !p->bad_stage) /* forward in the order of stages, then backward in the reverse */
-      p->bad_stage = a->kind == 'F' ? a->chunk + 1 : 2 * p->chunks - a->chunk;
+    if (p->look && p->bad && p->bad_at < 0) { /* forward in the order of stages, then backward in the reverse */
+      int stage = dt_stages_at(map, me, a->chunk);
+      p->bad_at = a->kind == 'F' ? stage : 2 * map->stages - 1 - stage;
+    }
   }
   return finish(x, main, e);
 }
@@ -263,15 +307,12 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
                            dt_err *e) {
   pipe *p = x->pipe;
   const dt_graph *g = x->b[0].plan->g;
-  int axis = dt_mesh_stages(&g->mesh), ranks = g->mesh.size[axis],
-      me = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis);
-  double stats[2] = {0, 0}, none = 4.0 * ranks * p->chunks, where = none;
-  p->look = true, p->bad = NULL, p->bad_stage = 0;
+  double stats[2] = {0, 0}, none = 4.0 * g->map.stages, where = none;
+  p->look = true, p->bad = NULL, p->bad_at = -1;
   DT_TRY(dt_pipe_step(x, batch, ds, stats, e));
   DT_TRY(dt_exec_drain(x, e));
   p->look = false;
-  if (p->bad) /* how far along the way forward and back it came up */
-    where = p->bad_stage <= p->chunks ? (p->bad_stage - 1) * ranks + me : p->bad_stage * ranks - 1 - me;
+  if (p->bad) where = p->bad_at;
   double least = where;
   DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
   if (p->bad && where <= least) return dt_exec_blame(x, p->bad, p->bad_out, batch->step, what, value, e);

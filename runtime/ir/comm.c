@@ -68,9 +68,10 @@ void grad_all_to_all(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
 dt_status place_shift(dt_place_ctx *c) {
   const char *name = c->g->mesh.name[c->axis];
   if (c->a->shift.axes >> c->axis & 1 && !sharded(&c->in[0]))
-    return dt_fail(c->e, DT_EUSER, c->where,
-                   "shift over the axis \"%s\": the value is not divided there; say how with x:place { %s = \"S(dim)\" } first",
-                   name, name);
+    return dt_fail(
+        c->e, DT_EUSER, c->where,
+        "shift over the axis \"%s\": the value is not divided there; say how with x:place { %s = \"S(dim)\" } first",
+        name, name);
   return keep(c), DT_OK;
 }
 

@@ -20,8 +20,10 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->segs);
   dt_vec_free(&g->edge);
   dt_vec_free(&g->held);
+  dt_vec_free(&g->passed);
   dt_vec_free(&g->output);
   dt_vec_free(&g->block_name);
+  dt_stages_free(&g->map);
   dt_arena_fini(&g->mem);
   *g = (dt_graph){0};
 }
@@ -34,7 +36,7 @@ void dt_graph_clone(const dt_graph *g, dt_graph *c) {
   *c = *g;
   dt_arena_init(&c->mem);
   COPY(val), COPY(node), COPY(param), COPY(buf), COPY(input), COPY(hyper);
-  COPY(bucket), COPY(segs), COPY(group), COPY(block_name), COPY(output);
+  COPY(bucket), COPY(passed), COPY(segs), COPY(group), COPY(block_name), COPY(output);
   for (int i = 0; i < c->node.n; i++) {
     dt_node *n = &c->node.p[i];
     const dt_val *in = n->in;

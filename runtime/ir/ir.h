@@ -6,6 +6,7 @@
 #ifndef DT_IR_H
 #define DT_IR_H
 #include "../dev/kernel.h"
+#include "stages.h"
 
 #define DT_MAX_AXES 8
 typedef int32_t dt_val; /* value id, -1 = none */
@@ -245,7 +246,7 @@ typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
 } dt_share;
 /* A value that goes from one stage to another; an edge has the same number on every rank. */
 typedef struct dt_edge {
-  int from, to; /* stages: chunk * ranks of the axis + coordinate */
+  int from, to; /* stages; dt_stages says where they lie */
   dt_phase phase;
 } dt_edge;
 /* A tensor that persists somewhere on the axis of stages: the same list on every rank. */
@@ -256,6 +257,12 @@ typedef struct dt_held {
   bool missed; /* a trainable parameter that gets no gradient */
   bool grads;  /* a parameter that gets one */
 } dt_held;
+
+typedef struct dt_passed { /* a pass that has run, for people who look at planning */
+  const char *name;
+  int before, after; /* nodes */
+  double seconds;
+} dt_passed;
 
 typedef struct dt_graph {
   dt_arena mem;
@@ -287,11 +294,13 @@ typedef struct dt_graph {
   dt_recompute recompute;
   int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
-  int chunks; /* stages on this rank; 0: no pipeline */
-  bool split; /* weight gradients (DT_WGT) run apart from input gradients */
+  int chunks;    /* stages on this rank; 0: no pipeline */
+  dt_stages map; /* of all stages */
+  bool split;    /* weight gradients (DT_WGT) run apart from input gradients */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
-  const char *cut_text; /* how the whole graph was cut, for the ranks to compare */
+  DT_VEC(dt_passed) passed; /* in the order in which they ran */
+  const char *cut_text;     /* how the whole graph was cut, for the ranks to compare */
 } dt_graph;
 
 void dt_graph_init(dt_graph *g);

@@ -67,8 +67,9 @@ typedef struct dt_spec {
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
   /* the mesh's axis of stages */
-  int chunks; /* stages a rank; 0 counts as 1 */
-  bool split; /* the schedule has actions for weight gradients */
+  int chunks;       /* stages a rank; 0 counts as 1 */
+  const int *place; /* [stages] coordinate of each stage's rank, NULL: the ranks take turns (dt_stages_make) */
+  bool split;       /* the schedule has actions for weight gradients */
   const char *const *const
       *starts;       /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
   const char *where; /* position of errors about stages and schedules, or NULL */
@@ -134,6 +135,13 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_grad(dt_graph *g, dt_err *e); /* needs g->loss; fills param.grad, adds stats */
 /* Without Lua's optimizer: the scaled and clipped gradient of each parameter, g->norm. The optimizer's nodes are traced after it. */
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled /* [g->param.n], -1 for none */, dt_err *e);
+/* The optimizer is traced for one parameter of each group, dtype and shape; for others nodes begin..end - 1, which were traced for `from`, are
+ * its template: copies of them read `to`'s parameter, gradient and (new) states in place of from's. */
+typedef struct dt_update {
+  int param;   /* in g->param */
+  dt_val grad; /* the gradient that its optimizer sees */
+} dt_update;
+void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt_nid end);
 dt_status dt_pass_prune(dt_graph *g); /* drops what place left for grad, and what nobody needs */
 dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);

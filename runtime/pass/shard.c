@@ -72,6 +72,18 @@ static bool works_on_part(const shard *h, const dt_node *n, const dt_param *p) {
   return true;
 }
 
+/* The dtype of an elementwise node on vectors: of a parameter without dims it may be another, since scalars widen only each other. */
+static int dtype_on(const dt_graph *g, dt_nid i) {
+  const dt_node *n = &g->node.p[i];
+  const dt_type *in[3];
+  dt_attrs a = n->a;
+  dt_err e;
+  if (!(dt_op(n->op)->flags & OP_ELEMENTWISE) || n->nin > 3) return dt_type_of(g, n->out[0])->dtype;
+  for (int k = 0; k < n->nin; k++) in[k] = dt_type_of(g, n->in[k]);
+  dt_shape_ctx s = {.op = dt_op(n->op)->name, .nin = n->nin, .in = in, .a = &a, .e = &e, .where = "", .opid = n->op};
+  return dt_op(n->op)->shape(&s) ? dt_type_of(g, n->out[0])->dtype : s.out[0].dtype;
+}
+
 static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   dt_graph *g = h->w->g;
   const dt_type full = g->param.p[param].full;
@@ -121,7 +133,7 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
     g->node.p[i].in[k] = s;
   }
   dt_value *x = &g->val.p[n.out[0]];
-  x->t = dt_type_make(out.dtype, 1, &len);
+  x->t = dt_type_make(dtype_on(g, i), 1, &len);
   x->stride[0] = 1;
   h->of[n.out[0]] = param, h->now[n.out[0]] = n.out[0];
   g->node.p[i].flags |= DT_NODE_OWN;

@@ -25,13 +25,14 @@ typedef struct crossing {
 typedef struct cutter {
   dt_graph *g;
   const dt_spec *s;
-  int axis, ranks, chunks, stages, me; /* stages = ranks * chunks; me: this rank's coordinate */
-  int *stage;                          /* [node] ANYWHERE, ONCE or a stage */
-  struct origin *origin;               /* [node] of those that are ANYWHERE, once asked for */
-  int *param;                          /* [value] parameter whose leaf, 16-bit copy or view this is, or -1 */
-  uint64_t *uses, *reads;              /* [param], [buf]: coordinates whose stages use it */
-  DT_VEC(crossing) cross;              /* sorted; the index is the edge's number */
-  int *seen, *mark;                    /* [node], [value]: last stage that asked */
+  const dt_stages *map;
+  int axis, me;           /* me: this rank's coordinate */
+  int *stage;             /* [node] ANYWHERE, ONCE or a stage */
+  struct origin *origin;  /* [node] of those that are ANYWHERE, once asked for */
+  int *param;             /* [value] parameter whose leaf, 16-bit copy or view this is, or -1 */
+  uint64_t *uses, *reads; /* [param], [buf]: coordinates whose stages use it */
+  DT_VEC(crossing) cross; /* sorted; the index is the edge's number */
+  int *seen, *mark;       /* [node], [value]: last stage that asked */
   /* the new graph beside the old one */
   DT_VEC(dt_value) val;
   DT_VEC(dt_node) node; /* the old lists */
@@ -44,13 +45,16 @@ static bool leaf(const dt_node *n) { return dt_op(n->op)->flags & OP_LEAF; }
 static bool forward(const dt_node *n) { return n->phase == DT_FWD && !leaf(n); }
 static bool backward(const dt_node *n) { return (n->phase == DT_BWD || n->phase == DT_WGT) && !leaf(n); }
 
+/* The stage that is this chunk of this rank. */
+static int mine(const cutter *c, int chunk) { return dt_stages_at(c->map, c->me, chunk); }
+
 /* ---- which node belongs where ---- */
 /* Made of inputs, constants and numbers alone by cheap operations: every stage can make its own. */
 static bool cheap(const dt_node *n) {
   uint32_t f = dt_op(n->op)->flags;
   return f & (OP_ELEMENTWISE | OP_VIEW) || dt_op(n->op)->ew >= 0 || n->op == DT_OP_arange || n->op == DT_OP_copy;
 }
-/* A view of all of its input: costs nothing, so nobody sends it. */
+/* A view of all of its input costs nothing: stages make it themselves, so it is never sent. */
 static bool whole_view(const dt_graph *g, const dt_node *n) {
   return dt_op(n->op)->flags & OP_VIEW && n->nout == 1 &&
          dt_numel(&g->val.p[n->out[0]].t) >= dt_numel(&g->val.p[n->in[0]].t);
@@ -111,7 +115,7 @@ static void forward_order(cutter *c, order *o) {
 /* Balanced: the most loaded stage is as little loaded as can be, a boundary's traffic counting for both of its sides. */
 static void balance(cutter *c, const order *o, int *start) {
   dt_graph *g = c->g;
-  int n = o->node.n, S = c->stages, nc = 0;
+  int n = o->node.n, S = c->map->stages, nc = 0;
   int *at = dt_xalloc(sizeof(int) * (size_t)(n + 2)); /* places where a stage may begin */
   double *load = dt_xalloc(sizeof(double) * (size_t)(n + 2)), *bytes = dt_xalloc(sizeof(double) * (size_t)(n + 2));
   int *pos = dt_xalloc(sizeof(int) * (size_t)(g->node.n + 1)), *last = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
@@ -179,7 +183,7 @@ static int places(const order *o) {
 static dt_status find_cut(cutter *c, const order *o, dt_layout *l, dt_err *e) {
   const dt_spec *s = c->s;
   dt_graph *g = c->g;
-  int S = c->stages, n = o->node.n, *start = dt_xalloc(sizeof(int) * (size_t)(S + 1));
+  int S = c->map->stages, n = o->node.n, *start = dt_xalloc(sizeof(int) * (size_t)(S + 1));
   dt_status st = DT_OK;
   start[S] = n;
   if (s->layout && s->layout->ncut != S - 1) {
@@ -199,12 +203,12 @@ static dt_status find_cut(cutter *c, const order *o, dt_layout *l, dt_err *e) {
             k, s->layout->cut[k - 1]);
     }
   } else if (places(o) < S) {
-    int fits = places(o) / c->chunks;
+    int fits = places(o) / c->map->chunks;
     st = dt_fail(
         e, DT_EUSER, s->where,
         "parallel: pipeline = %d%s cuts the model into %d stages, but only %d of its operations read a parameter, "
         "and each stage needs one; pipeline = %d would do",
-        c->ranks, c->chunks > 1 ? " with chunks" : "", S, places(o), fits > 1 ? fits : 1);
+        c->map->ranks, c->map->chunks > 1 ? " with chunks" : "", S, places(o), fits > 1 ? fits : 1);
   } else if (s->starts) {
     for (int k = 1, i = 0; k < S && !st; k++) {
       bool found = false;
@@ -281,7 +285,7 @@ static void backward_stages(cutter *c) {
     if (c->stage[i] < 0 || !backward(n)) continue;
     bool by_gradient;
     int at = n->serves >= 0 && c->stage[n->serves] >= 0 ? c->stage[n->serves] : -1, to = pulled(c, n, &by_gradient);
-    if (at < 0) at = to >= 0 ? to : c->stages - 1;
+    if (at < 0) at = to >= 0 ? to : c->map->stages - 1;
     if (by_gradient && at > to) at = to; /* gradients only go down */
     c->stage[i] = at;
   }
@@ -333,9 +337,9 @@ static void need(cutter *c, int b, dt_val v) {
   if (c->seen[i] == b + 1) return;
   c->seen[i] = b + 1;
   if (leaf(n)) {
-    if (n->op == DT_OP_param && c->param[v] >= 0) c->uses[c->param[v]] |= UINT64_C(1) << (b % c->ranks);
+    if (n->op == DT_OP_param && c->param[v] >= 0) c->uses[c->param[v]] |= UINT64_C(1) << c->map->rank[b];
     for (int k = 0; n->op == DT_OP_buffer && k < g->buf.n; k++)
-      if (g->buf.p[k].val == v) c->reads[k] |= UINT64_C(1) << (b % c->ranks);
+      if (g->buf.p[k].val == v) c->reads[k] |= UINT64_C(1) << c->map->rank[b];
     return;
   }
   for (int k = 0; k < n->nin; k++) need(c, b, n->in[k]);
@@ -348,8 +352,8 @@ static int by_value(const void *a, const void *b) {
 
 static dt_status find_edges(cutter *c, dt_err *e) {
   dt_graph *g = c->g;
-  int last = c->stages - 1;
-  for (int b = 0; b < c->stages; b++) {
+  int last = c->map->stages - 1;
+  for (int b = 0; b < c->map->stages; b++) {
     for (dt_nid i = 0; i < g->node.n; i++)
       for (int k = 0; c->stage[i] == b && k < g->node.p[i].nin; k++) need(c, b, g->node.p[i].in[k]);
     if (b < last) continue;
@@ -394,7 +398,7 @@ static dt_nid take(cutter *c, dt_nid i, int chunk, const dt_val *in, int nin) {
   if (nin) memcpy(list, in, sizeof(dt_val) * (size_t)nin);
   n.in = list, n.nin = (int16_t)nin;
   n.chunk = (int16_t)chunk;
-  n.stage = (int16_t)(chunk < 0 ? -1 : chunk * c->ranks + c->me);
+  n.stage = (int16_t)(chunk < 0 ? -1 : mine(c, chunk));
   n.serves = -1;
   dt_nid id = g->node.n;
   for (int o = 0; o < n.nout; o++) {
@@ -430,7 +434,7 @@ static void accumulate(cutter *c, dt_nid i) {
     /* `home` reads the old lists */
     int h = c->stage[c->val.p[n.in[k]].node] >= 0 ? c->stage[c->val.p[n.in[k]].node] : c->seen[c->val.p[n.in[k]].node];
     if (h < 0) h = 0;
-    if (h % c->ranks == c->me) dt_vec_push(&in, get(c, h / c->ranks, n.in[k]));
+    if (c->map->rank[h] == c->me) dt_vec_push(&in, get(c, c->map->chunk[h], n.in[k]));
   }
   if (!in.n) { /* this stage reads the parameter, but no gradient comes back to it */
     const dt_type t = c->val.p[n.out[0]].t;
@@ -504,10 +508,10 @@ static int edge_of(const cutter *c, dt_val v, int to) {
   return k < c->cross.n && c->cross.p[k].v == v && c->cross.p[k].to == to ? k : -1;
 }
 
-static void message(cutter *c, dt_attr *a, int op, int edge, int peer) {
+static void message(cutter *c, dt_attr *a, int op, int edge, int stage) {
   dt_op_defaults(op, a);
   dt_group_set(c->g, a, (dt_group){.axes = 1 << c->axis});
-  a[3].i = peer % c->ranks, a[4].i = edge;
+  a[3].i = c->map->rank[stage], a[4].i = edge;
 }
 
 static const char *told(cutter *c, int edge) {
@@ -518,11 +522,11 @@ static const char *told(cutter *c, int edge) {
 
 static void receive(cutter *c, int chunk, dt_val v) {
   dt_graph *g = c->g;
-  int to = chunk * c->ranks + c->me, edge = edge_of(c, v, to);
+  int to = mine(c, chunk), edge = edge_of(c, v, to);
   const dt_node *src = &c->node.p[c->val.p[v].node];
   if (edge < 0) {
     if (!c->st)
-      c->st = dt_fail(c->e, DT_EBUG, NULL, "stage: stage %d reads what %s makes, and nobody sends it", to,
+      c->st = dt_fail(c->e, DT_EBUG, NULL, "stage: stage %d reads what %s makes, which no stage sends it", to,
                       dt_op(src->op)->name);
     edge = 0;
   }
@@ -548,7 +552,7 @@ static void send(cutter *c, int chunk, dt_val old, int edge) {
   dt_attr a[DT_MAX_ATTR];
   message(c, a, DT_OP_send, edge, g->edge.p[edge].to);
   dt_nid id = dt_node_append(g, DT_OP_send, &v, 1, a, NULL, 0);
-  g->node.p[id].stage = (int16_t)(chunk * c->ranks + c->me);
+  g->node.p[id].stage = (int16_t)mine(c, chunk);
   g->node.p[id].reason = told(c, edge);
   g->chunk = -1;
 }
@@ -564,7 +568,7 @@ static dt_val get(cutter *c, int chunk, dt_val v) {
     else clone(c, i, -1);
     return c->now[0][v];
   }
-  if (at >= 0 && chunk < 0) chunk = at / c->ranks; /* the update reads a value of a microbatch */
+  if (at >= 0 && chunk < 0) chunk = c->map->chunk[at]; /* the update reads a value of a microbatch */
   if (chunk < 0) chunk = 0;
   if (c->now[chunk + 1][v] >= 0) return c->now[chunk + 1][v];
   if (at == ANYWHERE) clone(c, i, chunk);
@@ -588,8 +592,8 @@ static void rebuild(cutter *c) {
     for (int k = 0; k < g->param.p[i].nstate; k++) state_of[g->param.p[i].state[k]] = i;
   for (dt_nid i = 0; i < nn; i++)
     c->seen[i] = g->node.p[i].nout && c->stage[i] == ANYWHERE ? home(c, g->node.p[i].out[0]) : -1;
-  c->now = dt_xalloc(sizeof(dt_val *) * (size_t)(c->chunks + 1));
-  for (int k = 0; k <= c->chunks; k++) {
+  c->now = dt_xalloc(sizeof(dt_val *) * (size_t)(c->map->chunks + 1));
+  for (int k = 0; k <= c->map->chunks; k++) {
     c->now[k] = dt_xalloc(sizeof(dt_val) * (size_t)(nv + 1));
     for (int v = 0; v < nv; v++) c->now[k][v] = -1;
   }
@@ -604,8 +608,8 @@ static void rebuild(cutter *c) {
   for (dt_nid i = 0; i < nn; i++) {
     const dt_node *n = &c->node.p[i];
     int at = c->stage[i];
-    if (at >= 0 && at % c->ranks == c->me) {
-      int chunk = at / c->ranks;
+    if (at >= 0 && c->map->rank[at] == c->me) {
+      int chunk = c->map->chunk[at];
       clone(c, i, chunk);
       n = &c->node.p[i];
       for (int o = 0; o < n->nout; o++)
@@ -616,8 +620,8 @@ static void rebuild(cutter *c) {
     }
   }
   /* the lists */
-  bool end = (c->stages - 1) % c->ranks == c->me;
-  int chunk = c->chunks - 1;
+  bool end = c->map->rank[c->map->stages - 1] == c->me;
+  int chunk = c->map->chunk[c->map->stages - 1];
   dt_val *one[4] = {&g->loss, &g->count, &g->stats, &g->norm};
   for (int k = 0; k < 4; k++)
     if (*one[k] >= 0) *one[k] = k == 3 ? get(c, -1, *one[k]) : end ? get(c, chunk, *one[k]) : -1;
@@ -657,11 +661,12 @@ static void rebuild(cutter *c) {
 static void tell(cutter *c, const order *o) {
   dt_graph *g = c->g;
   dt_str text = {0};
-  dt_str_add(&text, "pipeline of %d ranks, %d chunks%s\n", c->ranks, c->chunks,
+  dt_str_add(&text, "pipeline of %d ranks, %d chunks%s\n", c->map->ranks, c->map->chunks,
              g->split ? ", weight gradients apart" : "");
   for (int i = 0; i < o->node.n; i++)
     if (!i || c->stage[o->node.p[i]] != c->stage[o->node.p[i - 1]])
-      dt_str_add(&text, "stage %d begins with forward node %d of %d, %s\n", c->stage[o->node.p[i]], i, o->node.n,
+      dt_str_add(&text, "stage %d, on rank %d, begins with forward node %d of %d, %s\n", c->stage[o->node.p[i]],
+                 c->map->rank[c->stage[o->node.p[i]]], i, o->node.n,
                  o->reader[i] >= 0 ? g->param.p[o->reader[i]].name : "no parameter");
   for (int i = 0; i < g->edge.n; i++) {
     char t[100];
@@ -710,23 +715,24 @@ static void enlist(cutter *c) {
 
 dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err *e) {
   cutter c = {.g = g, .s = s, .axis = dt_mesh_stages(&g->mesh), .e = e};
-  c.ranks = c.axis < 0 ? 1 : g->mesh.size[c.axis];
+  int ranks = c.axis < 0 ? 1 : g->mesh.size[c.axis];
   g->level = DT_STAGED;
-  if (c.ranks == 1) {
+  if (ranks == 1) {
     for (int i = 0; i < g->node.n; i++) g->node.p[i].stage = g->node.p[i].chunk = 0;
     return DT_OK;
   }
-  c.chunks = s->chunks > 0 ? s->chunks : 1, c.stages = c.ranks * c.chunks;
   c.me = dt_mesh_coord(&g->mesh, s->rank, c.axis);
-  if (c.ranks > 64)
-    return dt_fail(e, DT_EUSER, s->where, "parallel: pipeline = %d; at most 64 ranks can share a pipeline", c.ranks);
+  if (ranks > 64)
+    return dt_fail(e, DT_EUSER, s->where, "parallel: pipeline = %d; at most 64 ranks can share a pipeline", ranks);
+  DT_TRY(dt_stages_make(&g->map, ranks, s->chunks > 0 ? s->chunks : 1, s->place, s->where, e));
+  c.map = &g->map;
   size_t nn = (size_t)g->node.n + 1, nv = (size_t)g->val.n + 1;
   c.stage = dt_xalloc(sizeof(int) * nn), c.seen = dt_xalloc(sizeof(int) * nn);
   c.origin = dt_xalloc(sizeof(origin) * nn);
   c.param = dt_xalloc(sizeof(int) * nv), c.mark = dt_xalloc(sizeof(int) * nv);
   c.uses = dt_xalloc(sizeof(uint64_t) * ((size_t)g->param.n + 1));
   c.reads = dt_xalloc(sizeof(uint64_t) * ((size_t)g->buf.n + 1));
-  g->chunks = c.chunks, g->split = s->split;
+  g->chunks = g->map.chunks, g->split = s->split;
   order o = {0};
   classify(&c);
   forward_order(&c, &o);
@@ -745,7 +751,7 @@ dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err
     st = c.st;
   }
   if (c.now)
-    for (int k = 0; k <= c.chunks; k++) free(c.now[k]);
+    for (int k = 0; k <= g->map.chunks; k++) free(c.now[k]);
   free(c.now), free(c.stage), free(c.origin), free(c.seen), free(c.param), free(c.mark), free(c.uses), free(c.reads);
   free(o.reader), free(o.nth);
   dt_vec_free(&o.node);

@@ -60,6 +60,11 @@ static flight flight_of(const dt_graph *g, const dt_instr *c) {
   return f;
 }
 
+bool dt_instr_travels(const dt_plan *p, const dt_instr *x) {
+  if (x->kind != DT_I_SEND && x->kind != DT_I_RECV) return false;
+  return p->lane.p[x->lane].peer != dt_mesh_coord(&p->g->mesh, p->spec.rank, dt_mesh_stages(&p->g->mesh));
+}
+
 bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c) {
   flight f = flight_of(p->g, c);
   return disturbs(p->g, x, &f);
@@ -168,10 +173,22 @@ static void lower_node(lowering *l, dt_nid i) {
     x.kind = n->op == DT_OP_send ? DT_I_SEND : DT_I_RECV;
     x.group = dt_node_group(n);
     x.lane = p->lane.n;
-    dt_vec_push(&p->lane,
-                ((dt_lane){n->op == DT_OP_send, at, (int)n->attr[3].i, (int)n->attr[4].i, 2, dt_nbytes(&x.view[0].t)}));
+    dt_vec_push(&p->lane, ((dt_lane){n->op == DT_OP_send, at, (int)n->attr[3].i, (int)n->attr[4].i, -1, 2,
+                                     dt_nbytes(&x.view[0].t)}));
   } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) p->flops_micro += dt_node_cost(g, i).flops;
   dt_vec_push(&p->seg[at].ins, x);
+}
+
+/* Finds the lanes whose both ends are here. */
+static void pair_lanes(dt_plan *p, int me) {
+  int *sender = dt_xalloc(sizeof(int) * (size_t)(p->g->edge.n + 1)); /* [edge] its lane */
+  for (int i = 0; i < p->lane.n; i++)
+    if (p->lane.p[i].send) sender[p->lane.p[i].edge] = i;
+  for (int i = 0; i < p->lane.n; i++) {
+    dt_lane *l = &p->lane.p[i];
+    if (!l->send && l->peer == me) l->from = sender[l->edge], l->depth = 0;
+  }
+  free(sender);
 }
 
 static void lower(dt_plan *p) {
@@ -250,7 +267,7 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
     int s = dt_plan_segment(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
-      if (x->kind == DT_I_SEND || x->kind == DT_I_RECV) {
+      if (dt_instr_travels(p, x)) {
         const dt_type *t = &x->view[0].t;
         dt_str_add(out, "%s %s %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
                    p->g->mesh.name[dt_mesh_stages(&p->g->mesh)], x->kind == DT_I_SEND ? "to" : "from",
@@ -316,6 +333,7 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
   dt_graph *g = p->g;
   int axis = dt_mesh_stages(&g->mesh), me = dt_mesh_coord(&g->mesh, s->rank, axis);
   p->slots = dt_xalloc(sizeof(int) * (size_t)(g->chunks + 1));
+  pair_lanes(p, me);
   if (!g->chunks || !s->train) return DT_OK;
   if (!s->nschedule) return dt_fail(e, DT_EBUG, NULL, "a pipeline's training plan needs a schedule");
   dt_link *link = dt_xalloc(sizeof(dt_link) * (size_t)(p->lane.n + 1));
@@ -339,7 +357,8 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
           "reduced in that order, so it must not depend on the number of microbatches",
           d->micros, me, s->schedule[0]->micros);
   }
-  for (int i = 0; i < p->lane.n; i++) p->lane.p[i].depth = depth[i];
+  for (int i = 0; i < p->lane.n; i++)
+    if (p->lane.p[i].from < 0) p->lane.p[i].depth = depth[i];
   free(link), free(depth);
   return st;
 }
@@ -350,7 +369,7 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   p->g = g;
   p->spec = *s;
   p->spec.layout = NULL, p->spec.verbs = (dt_verbs){0};
-  p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
+  p->spec.starts = NULL, p->spec.place = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
   p->rows = rows;
   dt_compiled c;
   dt_status st = dt_compile(g, s, &c, e);

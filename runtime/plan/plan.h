@@ -51,10 +51,12 @@ typedef struct dt_segment {
   bool reads; /* the step's inputs */
   DT_VEC(dt_instr) ins;
 } dt_segment;
-/* Messages of one edge at this end: a ring of buffers in the communication region. */
+/* Messages of one edge at this end: a ring of buffers in the communication region. Between two stages of one rank nothing travels: the value
+ * waits in the sender's ring, and the receiver has none (depth 0). */
 typedef struct dt_lane {
   bool send;
   int seg, peer, edge; /* peer: coordinate on the axis */
+  int from;            /* a receiver of what the same rank sends: the lane of the sender; otherwise -1 */
   int depth;           /* messages in the ring */
   int64_t bytes;       /* of one message */
 } dt_lane;
@@ -90,6 +92,8 @@ int64_t dt_plan_slots(dt_plan *const *p, int n);
 int64_t dt_plan_rings(dt_plan *const *p, int n);
 void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
 void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order: for ranks to compare */
+/* A message to or from another rank? */
+bool dt_instr_travels(const dt_plan *p, const dt_instr *x);
 /* Must x wait for the communication c? Whoever touches what c writes, or writes what c reads, must. */
 bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c);
 

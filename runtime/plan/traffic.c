@@ -49,7 +49,7 @@ int dt_plan_traffic(const dt_plan *p, dt_traffic **out) {
     int s = dt_plan_segment(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
-      bool message = x->kind == DT_I_SEND || x->kind == DT_I_RECV;
+      bool message = dt_instr_travels(p, x);
       if (x->kind != DT_I_COMM && !message) continue;
       dt_traffic t = {.x = x,
                       .seg = s,

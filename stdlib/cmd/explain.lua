@@ -1,4 +1,5 @@
--- dtrain explain script.lua [--ranks n] [--rank r] [--json]: the collectives and messages of a rank's step, in order, one a line, and
+-- dtrain explain script.lua [--ranks n] [--rank r] [--json | --passes]: the collectives and messages of a rank's step, in order,
+-- one a line, and
 -- their sums; a pipeline as a chart.
 local chart = require "dtrain.cmd.chart"
 local cli = require "dtrain.cli"
@@ -16,6 +17,16 @@ return function(words)
   end
   local plans = planned.plans(job, ranks, rank)
   if core.rank() ~= 0 then return 0 end
+  if cli.given.passes then
+    local total = 0
+    print(("%-10s %7s %7s %10s"):format("pass", "before", "after", "ms"))
+    for _, pass in ipairs(plans.main:passes()) do
+      print(("%-10s %7d %7d %10.2f"):format(pass.name, pass.before, pass.after, 1e3 * pass.seconds))
+      total = total + pass.seconds
+    end
+    print(("%-10s %7s %7s %10.2f"):format("together", "", "", 1e3 * total))
+    return 0
+  end
   local p, where = job.parallel.p, job:where_is(rank, ranks)
   local micro = planned.micros(job, where)
   local list = traffic.list(job, plans, micro)
@@ -27,7 +38,11 @@ return function(words)
     print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
     return 0
   end
-  if p.pipeline > 1 then print(table.concat(util.at(job.where, chart.lines, p, micro), "\n")) end
+  if p.pipeline > 1 then
+    print(table.concat(util.at(job.where, chart.lines, p, micro), "\n"))
+    local hint = chart.hint(p, job:rows(where.replicas), function(rows) return planned.micros(job, where, rows) end)
+    if hint then print("note: " .. hint) end
+  end
   for _, e in ipairs(list) do print(traffic.line(e)) end
   if #list == 0 then
     print(ranks == 1 and "1 rank: no collectives; --ranks 2 shows what two would do" or "no collectives")

@@ -7,8 +7,9 @@ local util = require "dtrain.util"
 core.position(function() return util.beyond() end) -- positions of the core's errors when no user's frame is there
 
 local scope = {
-  current = nil,     -- { graph, rows = of the microbatch, symbols = { [parameter] = symbol }, training, dropouts, ignored, label, once = it is traced once for all
-                     -- steps, concrete = on concrete values }
+  -- { graph, rows = of the microbatch, symbols = { [parameter] = symbol }, training, dropouts, ignored, label, once = it is traced
+  -- once for all steps, concrete = on concrete values }
+  current = nil,
   training = false,  -- on concrete tensors: what model:train() and model:eval() set
   seed = nil,        -- of concrete initial values (dt.manual_seed); nil: --seed, else 0
   redrawn = nil,     -- a parameter of which a value was read that is not the one a job then began with

@@ -5,15 +5,19 @@ local cut = require "dtrain.strategy.cut"
 local schedules = require "dtrain.strategy.schedules"
 local util = require "dtrain.util"
 
-local P = { name = "pipeline", options = { { "pipeline", "count", 1 }, { "schedule", "string|callable", "1f1b" },
+local P = { name = "pipeline", options = { { "pipeline", "count", 1 }, { "schedule", "string|callable|table", "1f1b" },
   { "chunks", "count" }, { "stages", "string|table", "auto" } } }
 
---- parallel = { pipeline = ranks, schedule = "gpipe" | "1f1b" | "interleaved" | "zb_h1" | function(stage, stages,
---- microbatches, chunks), chunks = stages a rank, stages = "auto" | { blocks of each stage } | { names at which stages 1, 2, ...
---- begin, as Lua patterns } }
+--- parallel = { pipeline = ranks, schedule = "gpipe" | "1f1b" | "interleaved" | "zb_h1" | function(rank, ranks,
+--- microbatches, chunks) -> actions | { order = such a function, place = function(stage, ranks, chunks) -> rank },
+--- chunks = stages a rank, stages = "auto" | { blocks of each stage } | { names at which stages 1, 2, ... begin, as Lua patterns } }
 function P.check(p)
   if type(p.schedule) == "string" and not schedules[p.schedule] then
     util.fail("dt.job: parallel: there is no schedule %q; %s", p.schedule, util.suggest(p.schedule, util.keys(schedules)))
+  end
+  if type(p.schedule) == "table" and not util.callable(p.schedule) then
+    p.schedule = util.options("dt.job: parallel: schedule", p.schedule,
+      { { "order", "callable", required = true }, { "place", "callable" } })
   end
   p.chunks = p.chunks or (p.schedule == "interleaved" and 2 or 1)
   if p.chunks > 1 and type(p.schedule) == "string" and p.schedule ~= "interleaved" then
@@ -29,12 +33,28 @@ end
 
 function P.axes(p) return { { name = "pipeline", size = p.pipeline, splits = "stages" } } end
 
+-- The ranks of stages 0, 1, ... as the script places them; nil: they take turns.
+local function placed(p)
+  if type(p.schedule) ~= "table" or not p.schedule.place then return end
+  local place = {}
+  for stage = 0, p.pipeline * p.chunks - 1 do
+    local rank = p.schedule.place(stage, p.pipeline, p.chunks)
+    if math.type(rank) ~= "integer" then
+      util.fail("schedule: place(%d, %d, %d) returned %s; it must return the stage's rank, 0 to %d", stage, p.pipeline, p.chunks,
+        util.show(rank), p.pipeline - 1)
+    end
+    place[stage + 1] = rank
+  end
+  return place
+end
+
 --- The checked schedule of a step of so many microbatches, and its name.
 function P.schedule(p, micro)
   local f, name, where = p.schedule, p.schedule, util.where()
   if type(f) == "string" then
     f = schedules[f]
   else
+    if not util.callable(f) then f = f.order end
     local info = type(f) == "function" and debug.getinfo(f, "S")
     name, where = "of the script", info and info.short_src .. ":" .. info.linedefined or where
   end
@@ -49,14 +69,14 @@ function P.schedule(p, micro)
       end
     end
     p.known[micro] = core.schedule { ranks = p.pipeline, chunks = p.chunks, micro = micro, name = name, where = where,
-      actions = actions }
+      place = placed(p), actions = actions }
   end
   return p.known[micro], name
 end
 
 function P.pipeline(o, p, graph, how)
   if p.pipeline == 1 then return end
-  o.pipeline = { chunks = p.chunks, where = util.where() }
+  o.pipeline = { chunks = p.chunks, place = placed(p), where = util.where() }
   if not o.train then return end
   o.pipeline.schedules = util.map(how.micros, function(n) return (P.schedule(p, n)) end)
   if not how.layout then o.pipeline.starts = cut.starts(p.stages, graph) end

@@ -28,7 +28,8 @@ local function check_heads(n, ranks)
   end
 end
 
--- What stands behind a product that is divided by its inputs, or an embedding, is divided by its dim 1 where it is [batch, sequence, width].
+-- What stands behind a product that is divided by its inputs, or an embedding, is divided by its dim 1 where it is [batch,
+-- sequence, width].
 local function divide_sequences(graph, nodes, by, ranks)
   local any = false
   for i, n in ipairs(nodes) do
@@ -36,14 +37,16 @@ local function divide_sequences(graph, nodes, by, ranks)
     if partial and #n.shape >= 3 then
       any = true
       if n.shape[2] % ranks ~= 0 then
-        util.fail("dt.job: parallel: a sequence of %d does not divide among the %d ranks of axis \"tensor\"; %d would, or sequence = false",
+        util.fail("dt.job: parallel: a sequence of %d does not divide among the %d ranks of axis \"tensor\"; %d would, or "
+          .. "sequence = false",
           n.shape[2], ranks, n.shape[2] + ranks - n.shape[2] % ranks)
       end
       graph:place(n, { tensor = "S(1)" })
     end
   end
   if not any then
-    util.fail("dt.job: parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is divided "
+    util.fail("dt.job: parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is "
+      .. "divided "
       .. "by its inputs; this model has none, sequence = false works")
   end
 end

@@ -349,6 +349,17 @@ schedule("that begins at the end", "return { { 'B', 1 }, { 'F', 1 }, { 'F', 2 },
 schedule("with W on one stage only", "local t = { { 'F', 1 }, { 'B', 1 }, { 'F', 2 }, { 'B', 2 } } if stage == 0 then t[5], t[6] = { 'W', 1 }, { 'W', 2 } end return t",
   "stage 1 of 2 never runs W1")
 schedule("with a chunk that is not there", "return { { 'F', 1, 2 } }", "F1 of chunk 2; chunks are 1 to 1")
+schedule("whose action has two others with it", "return { { 'F', 1, with = { 'B', 1, with = { 'F', 2 } } } }", "action 1 has more than one action with it")
+schedule("whose backward would start with its forward", "return { { 'F', 1, with = { 'B', 1 } }, { 'F', 2 }, { 'B', 2 } }", "stage %d has F1 with B1 before F1")
+local function placed_stages(name, body, says, line)
+  parallel("a place " .. name, ("pipeline = 2, chunks = 2, schedule = { order = function() return {} end, place = function(stage) return %s end }"):format(body), says,
+    { plan = 2, batch = "{ global = 32, micro = 16 }",
+      line = line, model = "nn.Sequential { nn.Linear(10, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5) }" })
+end
+placed_stages("that names no rank", "'first'", 'place%(0, 2, 2%) returned "first"; it must return the stage\'s rank, 0 to 1')
+placed_stages("of a rank that is not there", "stage", "place puts stage 2 on rank 2; the pipeline's ranks are 0 to 1", "more")
+placed_stages("that is unfair", "0", "place puts stage 2 on rank 0, which has its 2 already; .- each of the 2 ranks must get 2 of the 4 stages", "more")
+parallel("a schedule without an order", "pipeline = 2, schedule = { place = function() end }", "schedule.*order")
 -- gradient hooks, and whose the gradients are
 parallel("a hook that is a word", "gradient = { hook = 'bf16' }", 'hook wants a function, got "bf16"')
 local function hook(name, body, says, line) parallel("a hook that " .. name, ("gradient = { hook = function(b) %s end }"):format(body), says, { plan = 2, line = line or "more" }) end

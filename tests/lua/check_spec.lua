@@ -122,7 +122,8 @@ return dt.job { model = nn.GPT { vocab = 50, layers = 2, heads = 2, width = 16, 
       local code, text = check(dir .. "/x.lua --ranks 2 --steps 1", { env = fault and "DT_FAULT=" .. fault })
       local option = text:match "has no option '([^']*)'"
       if option then return pending(("parallel has no option '%s' yet"):format(option)) end
-      assert.is_true(code == 1 and (text:find "DIFFERS" or text:find "x%.lua:%d+: .*micro" or text:find "still a partial sum") ~= nil, text)
+      assert.is_true(code == 1 and (text:find "DIFFERS" or text:find "x%.lua:%d+: .*micro" or text:find "still a partial sum")
+        ~= nil, text)
     end)
   end
   strange("a gradient hook that forgets to reduce", "{ gradient = { hook = function(bucket) return bucket end } }")

@@ -11,6 +11,7 @@ local cases = { -- script, ranks, words that make it short, what explain shows
   { "clip_contrastive", 2, "--steps 2", "all_gather data" },
   { "gossip", 4, "--steps 2", "shift ring" }, { "ema", 2, "--steps 2", "all_reduce data" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
+  { "zb_v", 4, "--steps 2", "stage 3  .   .   .   F1a F1b F2a F2b" }, { "dualpipe", 4, "--steps 2", "F8a+B4b W4b F5b+B1a W1a" },
   { "two_optimizers", 2, "--steps 10", "all_reduce data" },
 }
 

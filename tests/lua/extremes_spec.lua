@@ -1,5 +1,6 @@
 -- Values and gradients at the ends of the number line (0, -0, infinities, NaN, denormals, the largest, ties, constant rows) against
--- PyTorch's, for every operation that tests/data/extremes.json knows. Where the file also gives what f64 arithmetic gives, either will do.
+-- PyTorch's, for every operation that tests/data/extremes.json knows. Where the file also gives what f64 arithmetic gives, either
+-- will do.
 -- The last test asks that no elementwise operation and no reduction of the op table is left out.
 local core = require "dtrain.core"
 local dt = require "dtrain"
@@ -73,7 +74,8 @@ local function compare(op, what, have, want, f64, inputs, bad, around)
     local other, signs, known = f64 and f64[tostring(i - 1)], what == "value", differs[op .. " " .. what]
     local ok = close(h, w, 2e-6, signs, around) or (other ~= nil and close(h, number(other), 2e-6, signs, around))
     if not ok and not (known and known(x, h, w)) then
-      bad[#bad + 1] = ("%s of {%s}: %.9g, PyTorch %.9g%s"):format(what, table.concat(x, ", "), h, w, other and (", f64 %s"):format(other) or "")
+      bad[#bad + 1] = ("%s of {%s}: %.9g, PyTorch %.9g%s"):format(what, table.concat(x, ", "), h, w, other and (", f64 "
+        .. "%s"):format(other) or "")
     end
   end
 end

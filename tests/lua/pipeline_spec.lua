@@ -1,5 +1,6 @@
 -- luacheck: no max line length
--- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints; the chart;
+-- Pipelines: the library's schedules against their closed forms; training under every schedule against one process; checkpoints;
+-- the chart;
 -- mistakes and their messages.
 local dt = require "dtrain"
 local core = require "dtrain.core"
@@ -131,6 +132,16 @@ describe("a checkpoint of a pipeline", function()
 end)
 
 describe("dtrain explain", function()
+  it("says what batch.micro would do about a large bubble: (p - 1) / (m + p - 1)", function()
+    local function note(micro)
+      support.write(dir .. "/bubble.lua", head .. ("return job({ pipeline = 3 }, %d)"):format(micro))
+      local code, text = support.run(("explain %s/bubble.lua --ranks 3"):format(dir))
+      assert.are.equal(0, code, text)
+      return text:match "note: ([^\n]*)"
+    end
+    assert.are.equal(("batch.micro = 2 makes 8 microbatches of it, and the bubble %.1f %%"):format(100 * 2 / 10), note(4))
+    assert.is_nil(note(2))
+  end)
   it("draws the chart of a schedule", function()
     support.write(dir .. "/chart.lua", head .. "return job({ pipeline = 2 }, 4)")
     local code, text = support.run(("explain %s/chart.lua --ranks 2"):format(dir))

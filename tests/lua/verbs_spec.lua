@@ -59,7 +59,31 @@ local function planned(name, words)
   return tonumber((bytes:gsub(",", ""))), text
 end
 
--- name, lines at most, ranks on which it equals one process, what explain shows for n ranks
+-- A pipeline of the shape of a V with F = B = W: (n - 1) ticks of 6 m + n - 1 are idle, as published for ZB-V (Qi et al. 2024), and for DualPipeV
+-- with F&B = F + B - W. What goes from stage n - 1 to n, the turn of the V, stays on its rank.
+local function bubble(most, idle)
+  return function(_, n, words, name)
+    local e = explained(name, n, ("%s --rank %d"):format(words, n - 1)) -- it has the turn
+    local m, p = e.microbatches, e.pipeline
+    assert.are.equal(2 * n, m)
+    assert.are.equal(6 * m + n - 1, p.ticks)
+    assert.is_true(math.abs(p.bubble - (n - 1) / (6 * m + n - 1)) < 1e-9, p.bubble)
+    for rank, actions in ipairs(p.actions) do
+      assert.are.equal(most(n), p.in_flight[rank])
+      local last = actions[#actions]
+      local waits = last.start + 1 - actions[1].start - #actions
+      assert.is_true(waits <= idle(n), ("rank %d idles %g ticks between its actions"):format(rank - 1, waits))
+    end
+    local told = {}
+    for _, c in ipairs(e.collectives) do told[c.reason or ""] = c.peer end
+    assert.are.equal(n - 2, told[("activations go from stage %d to %d"):format(n - 2, n - 1)])
+    assert.are.equal(n - 2, told[("activations go from stage %d to %d"):format(n, n + 1)])
+    assert.is_nil(told[("activations go from stage %d to %d"):format(n - 1, n)])
+  end
+end
+local function stages(n) return ("--pipeline %d --micros %d"):format(n, 2 * n) end
+
+-- name, lines at most, ranks on which it equals one process, what explain shows for n ranks, words that it needs for n ranks
 local examples = {
   { "ddp_from_scratch", 25, { 2, 4, 8 }, function(s, n)
     only(s, "replica all_reduce f32")
@@ -109,6 +133,8 @@ local examples = {
     assert.are.equal(2 * 32 // n * 16 * 4, s["data all_gather f32"].bytes)
     assert.are.equal(2 * 32 * 16 * 4, s["data reduce_scatter f32"].bytes)
   end },
+  { "zb_v", 30, { 2, 4, 8 }, bubble(function(n) return 2 * n end, function() return 0 end), stages }, -- 1F1B holds n whole stages
+  { "dualpipe", 60, { 2, 4, 8 }, bubble(function(n) return 2 * n + 1 end, function(n) return n - 1 end), stages },
   { "gossip", 25, {}, function(s)
     only(s, "ring shift f32")
     near(2 * mlp, s["ring shift f32"].sent, "to both neighbours")
@@ -121,17 +147,18 @@ local examples = {
 }
 describe("a strategy from the verbs:", function()
   for _, c in ipairs(examples) do
-    local name, most, ranks, shows = table.unpack(c)
+    local name, most, ranks, shows, needs = table.unpack(c)
+    local function words(n) return needs and needs(n) or "" end
     it(("%s has at most %d lines"):format(name, most), function()
       local n = 0
       for _ in io.lines(script(name)) do n = n + 1 end
       assert.is_true(n <= most, n)
     end)
     for _, n in ipairs { 2, 4, 8 } do
-      it(("%s sends what theory says, %d ranks"):format(name, n), function() shows(sums(name, n), n) end)
+      it(("%s sends what theory says, %d ranks"):format(name, n), function() shows(sums(name, n, words(n)), n, words(n), name) end)
     end
     for _, n in ipairs(ranks) do
-      it(("%s equals one process, %d ranks"):format(name, n), function() ok(("check %s --ranks %d"):format(script(name), n)) end)
+      it(("%s equals one process, %d ranks"):format(name, n), function() ok(("check %s --ranks %d %s"):format(script(name), n, words(n))) end)
     end
   end
   it("quantised_gather loses at most 1 % against full gathers", function()

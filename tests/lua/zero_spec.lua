@@ -45,7 +45,24 @@ local strategies = {
   "--zero 1 --order registration", "--zero 2 --bucket 25", "--zero 1 --dtype f32",
 }
 for _, job in ipairs(jobs) do
-  describe(job[1], function()
+  describe("a scalar parameter", function()
+  for zero = 0, 3 do
+    it(("equals one process with zero = %d"):format(zero), function()
+      local here = support.folder()
+      support.write(here .. "/x.lua", [[local dt = require "dtrain"
+local nn = dt.nn
+local Net = nn.module "Net"
+function Net:init() self.scale, self.out = nn.parameter({}, nn.init.constant(0.5)), nn.Linear(8, 4) end
+function Net:forward(x) return self.out(x) * self.scale end
+return dt.job { model = Net(), loss = nn.MSE(), data = dt.data.synthetic { inputs = { 8 }, targets = { 4 }, samples = 32 }, batch = 8,
+  optimizer = dt.optim.AdamW { lr = 0.01 }, steps = 3, parallel = {} }]])
+      local code, text = support.run(("check %s/x.lua --ranks 2 --parallel zero=%d"):format(here, zero), { seconds = 120 })
+      assert.are.equal(0, code, text)
+    end)
+  end
+end)
+
+describe(job[1], function()
     for i, strategy in ipairs(strategies) do
       for ranks = 1, 4 do
         -- every strategy with the first job, in one or three microbatches; of the rest a part that meets each strategy
