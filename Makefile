@@ -180,7 +180,7 @@ fuzz: ## feed the readers of files broken input, FUZZ_SECONDS=20 each, with clan
 	else echo "skip fuzz: clang is not installed"; echo "0 passed, 0 failed, 1 skipped"; fi
 fuzzers: $(FUZZ)
 # readers of files stand on the lowest floors; kernels aren't built for them
-FUZZ_OBJ := $(filter $(B)/o/runtime/base/% $(B)/o/runtime/tensor/% $(B)/o/runtime/data/% $(B)/o/runtime/store/%,$(CORE_OBJ))
+FUZZ_OBJ := $(filter $(B)/o/runtime/base/% $(B)/o/runtime/tensor/% $(B)/o/runtime/data/% $(B)/o/runtime/store/safetensors.o $(B)/o/runtime/store/manifest.o,$(CORE_OBJ))
 $(B)/libreaders.a: $(FUZZ_OBJ) $(B)/CORE_SRC.list
 	@rm -f $@
 	$(Q)ar qcs $@ $(FUZZ_OBJ)

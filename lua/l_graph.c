@@ -394,7 +394,21 @@ static int l_collective(lua_State *L) {
   else if (g->level < DT_STAGED) dt_node_of(g, out[0])->reason = "the strategy's update";
   if (model && (op == DT_OP_all_reduce || op == DT_OP_reduce_scatter) && (r == DT_RED_MAX || r == DT_RED_MIN))
     out[0] = dt_b1(g, DT_OP_stop_gradient, out[0]);
-  return dtl_push_symbol(L, 1, out[0]), 1;
+  return dtl_push_symbol(L, 1, out[0]), lua_pushboolean(L, model), 2;
+}
+
+/* core.sample_axes(symbol) -> list of the axes that split samples and have more than one rank */
+static int l_sample_axes(lua_State *L) {
+  dtl_symbol *x = dtl_to_symbol(L, 1);
+  if (!x) dtl_bad_arg(L, "sample_axes", 1, "a symbolic tensor", 1);
+  const dt_mesh *m = &dtl_symbol_graph(L, x)->mesh;
+  lua_newtable(L);
+  for (int a = 0, n = 0; a < m->naxes; a++) {
+    if (m->role[a] != DT_AXIS_SAMPLES || m->size[a] == 1) continue;
+    lua_pushstring(L, m->name[a]);
+    lua_rawseti(L, -2, ++n);
+  }
+  return 1;
 }
 
 /* core.axes_size(symbol, axes) -> ranks that differ on these axes alone */
@@ -907,8 +921,12 @@ static int g_params(lua_State *L) {
 }
 
 void dtl_open_graph(lua_State *L) {
-  static const luaL_Reg fn[] = {
-      {"graph", l_graph}, {"draw", l_draw}, {"collective", l_collective}, {"axes_size", l_axes_size}, {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"graph", l_graph},
+                                {"draw", l_draw},
+                                {"collective", l_collective},
+                                {"axes_size", l_axes_size},
+                                {"sample_axes", l_sample_axes},
+                                {NULL, NULL}};
   static const luaL_Reg method[] = {
       {"input", g_input},     {"param", g_param},         {"buffer", g_buffer},       {"state", g_state},
       {"hyper", g_hyper},     {"full", g_full},           {"output", g_output},       {"loss", g_loss},

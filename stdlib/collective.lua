@@ -6,6 +6,7 @@
 -- On concrete tensors they are dt.all_reduce and its kin, among all ranks.
 local core = require "dtrain.core"
 local ops = require "dtrain.ops"
+local scope = require "dtrain.nn.scope"
 local util = require "dtrain.util"
 
 local M = {}
@@ -22,13 +23,21 @@ local function list_of(name, axes)
   return axes
 end
 
+-- A collective of symbols. One in a model makes the ranks meet in each microbatch: the engine then wants microbatches of one size.
+local function together(x, name, axes, o)
+  local y, in_model = core.collective(x, name, list_of(name, axes), o)
+  local job = scope.current and scope.current.job
+  if in_model and job then job.meets = name end
+  return y
+end
+
 for name, f in util.sorted(concrete) do
   local reduces = name:find "reduce"
   methods[name] = function(x, axes, how, o)
     if not core.is_symbolic(x) then return f(x, axes, how) end
     if type(how) == "table" then how, o = nil, how end
     if how and not reduces then util.fail("%s takes no way to reduce, got %s", name, util.show(how)) end
-    return core.collective(x, name, list_of(name, axes), { red = how or "sum", part = o and o.part })
+    return together(x, name, axes, { red = how or "sum", part = o and o.part })
   end
 end
 
@@ -38,7 +47,7 @@ function methods.shift(x, o)
   if not core.is_symbolic(x) then
     util.fail("shift of a concrete tensor: ranks shift inside of a model or a strategy; dt.all_gather shows all ranks' values")
   end
-  return core.collective(x, "shift", list_of("shift", o.axis), { by = o.by })
+  return together(x, "shift", o.axis, { by = o.by })
 end
 
 --- The means over the ranks of `axes` of several symbolic tensors, which travel together, at most `most` elements at once (default:

@@ -40,6 +40,20 @@ local function sizes_of(loader, rows)
   return out
 end
 
+-- Where the model itself makes the replicas meet in each microbatch, all must have microbatches of one size.
+local function check_even(job, where)
+  if not job.meets or where.copies == 1 then return end
+  local unit = where.copies * job:rows(where.replicas)
+  for _, set in ipairs { { "data", job.data.train:count() }, { "eval data", job.eval.data and job.eval.data:count() or 0 } } do
+    local last = set[2] % job.batch.global
+    if job.batch.global % unit ~= 0 or last % unit ~= 0 then
+      util.fail_at(job.where, "the model uses %s over replicas, so all of them must have microbatches of the same size: "
+        .. "batch.global = %d and the %d samples of %s must be multiples of %d (%d replicas x microbatches of %d)", job.meets,
+        job.batch.global, set[2], set[1], unit, where.copies, unit // where.copies)
+    end
+  end
+end
+
 --- Every plan of the rank at `where` (job:where_is): { main, train = plans (main first), eval = { { rows, plan } ... }, places =
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
 --- it, so that the memory that is planned is the memory that is allocated. traced: a table that keeps what was traced, for
@@ -57,6 +71,7 @@ function M.plans(job, where, traced)
     if i == 1 then p.main, p.counts = plan, own end
     p.train[i] = plan
   end
+  check_even(job, where)
   for _, s in ipairs(job.parallel:with "between") do
     local every = s.between.every(job.parallel.p)
     if every and where.copies > 1 then
@@ -176,8 +191,8 @@ function M.new(job)
 end
 
 -- The newest checkpoint in a folder that engine:save, a job's checkpoint = { dir = } or --out was given.
-local function newest(given)
-  for _, dir in ipairs { given, given .. "/checkpoints" } do
+local function newest(place)
+  for _, dir in ipairs { place, place .. "/checkpoints" } do
     local saved = core.exists(dir) == "directory" and core.checkpoint { dir = dir }
     if saved then return saved end
   end

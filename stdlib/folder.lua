@@ -1,8 +1,6 @@
 -- The folders that a run writes to: --out (metrics.jsonl) and the checkpoints'. A folder belongs to one run: it is locked while the
--- run lives, it
--- keeps the run's id, and what another run has left in it is touched only when --overwrite says so. Rank 0 looks and writes; what
--- it finds,
--- good or bad, all ranks are told. Whatever the run will write is tried before its first step.
+-- run lives, it keeps the run's id, and what another run has left in it is touched only when --overwrite says so. Rank 0 looks and
+-- writes; what it finds, good or bad, all ranks are told. Whatever the run will write is tried before its first step.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 
@@ -61,8 +59,7 @@ local function older(engine, dir, steps, has_metrics, before)
       local what = #steps > 0 and ("%s holds checkpoints%s (step %s)"):format(dir, who, list(steps))
         or ("%s/metrics.jsonl holds the metrics%s"):format(engine.out, who)
       util.fail_at(engine.job.where, "%s; go on with that run (--resume auto), give this one another folder (--out, or "
-        .. "checkpoint.dir), or "
-        .. "remove what is there (--overwrite)", what)
+        .. "checkpoint.dir), or remove what is there (--overwrite)", what)
     end
     return steps, has_metrics
   end
@@ -74,15 +71,13 @@ local function older(engine, dir, steps, has_metrics, before)
     for _, step in ipairs(steps) do if step > at then later[#later + 1] = step end end
     if #later > 0 and not o.overwrite then
       util.fail_at(engine.job.where, "%s holds later checkpoints (step %s) than the one to go on from; go on from the newest "
-        .. "(--resume auto), "
-        .. "give this run another folder, or remove the later ones (--overwrite)", dir, list(later))
+        .. "(--resume auto), give this run another folder, or remove the later ones (--overwrite)", dir, list(later))
     end
     return later, false
   end
   if (#steps > 0 or has_metrics) and not o.overwrite then
     util.fail_at(engine.job.where, "%s holds the files%s, but --resume %s goes on from elsewhere; give this run another folder "
-      .. "(--out, or "
-      .. "checkpoint.dir), or remove what is there (--overwrite)", #steps > 0 and dir or engine.out, who, resume)
+      .. "(--out, or checkpoint.dir), or remove what is there (--overwrite)", #steps > 0 and dir or engine.out, who, resume)
   end
   return steps, has_metrics
 end

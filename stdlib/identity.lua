@@ -1,6 +1,5 @@
 -- What makes a run the run that it is, as texts: a checkpoint keeps them and a resume compares them; all ranks compare these and
--- whatever
--- else decides a run before the first step.
+-- whatever else decides a run before the first step.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 
@@ -46,8 +45,10 @@ end
 local function schedule_text(job, steps)
   local out = { job.schedule.name .. ":" }
   for _, step in ipairs { 0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000, 300000, 1000000 } do
-    local ok, lr = pcall(job.schedule.rate, job.schedule, step, steps, job.optimizer.lr)
-    if ok and (step < steps or job.schedule.name ~= "function") then out[#out + 1] = ("%.6g"):format(lr) end
+    if step < steps or job.schedule.name ~= "function" then
+      local ok, lr = pcall(job.schedule.rate, job.schedule, step, steps, job.optimizer.lr)
+      if ok then out[#out + 1] = ("%.6g"):format(lr) end
+    end
   end
   return table.concat(out, " ")
 end
@@ -101,9 +102,8 @@ function M.compare(engine, meta, given)
     local was, is = before[name], engine.defines[name]
     if was and was ~= is then
       if not (allowed[name] or allowed.all) then
-        util.fail_at(engine.job.where, "the checkpoint %s was written with %s = %s; this run has %s = %s. Give it as it was, or "
-          .. "say that it "
-          .. "changes: --resume-with %s", meta.path, name, was, name, is, name)
+        util.fail_at(engine.job.where, "the checkpoint %s was written with %s = %s; this run has %s = %s. Give it as it was, or say "
+          .. "that it changes: --resume-with %s", meta.path, name, was, name, is, name)
       end
       notes[#notes + 1] = ("%s changes from %s to %s"):format(name, was, is)
     end

@@ -1,7 +1,6 @@
 -- metrics.jsonl in the run's folder: one object a line for each step and each evaluation, whoever drives the engine.
 -- Rank 0 only. Lines go to the file together, in one write about once a second, before a checkpoint and at the end, so that each is
--- whole; what a
--- killed run wrote beyond its checkpoint is cut off when it is resumed, so that each step stands once.
+-- whole; what a killed run wrote beyond its checkpoint is cut off when it is resumed, so that each step stands once.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 

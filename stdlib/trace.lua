@@ -61,14 +61,15 @@ local function name_of(mesh)
   return table.concat(util.map(mesh, function(a) return ("%s=%d %s"):format(a.name, a.size, a.splits or "") end), ", ")
 end
 
--- What is traced for microbatches of how.rows samples: { graph =, and what f(graph, entry) writes into it }. Strategies and ranks have no part in
--- it, so that it is traced once and compiled for each; where the model names axes, once for each mesh.
+-- What is traced for microbatches of how.rows samples: { graph =, and what f(graph, entry) writes into it }. Strategies and ranks
+-- have no part in it, so that it is traced once and compiled for each; where the model names axes, once for each mesh.
 local function traced(job, how, kind, training, f)
   local key, mesh = kind .. " " .. how.rows, name_of(how.where.mesh)
   local t = how.traced[key]
   if t and (t.mesh == mesh or not t.graph:meshed()) then return t end
   t = { graph = core.graph { rows = how.rows, mesh = how.where.mesh }, mesh = mesh }
-  local s = { graph = t.graph, rows = how.rows, symbols = {}, training = training, once = true, label = "the job's model" }
+  local s = { graph = t.graph, rows = how.rows, symbols = {}, training = training, once = true, job = job,
+    label = "the job's model" }
   util.at(job.where, scope.with, s, function()
     for _, m in ipairs(trace.modules(job)) do
       trace.declare(t.graph, m[2], s.symbols, m[1], function(name) return job.optimizer:group_of(name) end, job.frozen)
@@ -80,14 +81,16 @@ local function traced(job, how, kind, training, f)
   return t
 end
 
--- The plan of what was traced, for the rank and the strategies that `how` names. between: the strategy whose verb runs between steps, or nil.
+-- The plan of what was traced, for the rank and the strategies that `how` names. between: the strategy whose verb runs between
+-- steps, or nil.
 local function compile(job, how, graph, train, between)
   local parallel, where = how.parallel or job.parallel, how.where
   local o = { train = train, precision = job.precision, rows = how.rows, mesh = where.mesh, rank = where.rank, ranks = where.ranks,
     threads = how.threads, layout = how.layout, clip = job.clip.norm, clip_value = job.clip.value, optimizer = job.optimizer.def.name }
   local function verb(f)
     return function(g, ...)
-      local s = { graph = g, rows = how.rows, symbols = {}, training = train, once = true, label = "a strategy's verb" }
+      local s = { graph = g, rows = how.rows, symbols = {}, training = train, once = true, job = job,
+        label = "a strategy's verb" }
       return scope.with(s, f, g, ...)
     end
   end
@@ -107,10 +110,10 @@ local function compile(job, how, graph, train, between)
   end)
 end
 
---- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, micros = numbers of microbatches of a
---- step, layout = plan or nil, traced = a table that keeps what was traced for other ranks and strategies, parallel = other strategies than the
---- job's (strategy.new), or nil }. Returns the plan and whether the loss counts its own labels. A strategy with a limit to meet compiles several
---- times.
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, micros = numbers of
+--- microbatches of a step, layout = plan or nil, traced = a table that keeps what was traced for other ranks and strategies,
+--- parallel = other strategies than the job's (strategy.new), or nil }. Returns the plan and whether the loss counts its own
+--- labels. A strategy with a limit to meet compiles several times.
 function trace.train(job, how)
   local t = traced(job, how, "train", true, function(graph, t)
     local _, _, loss, count = forward(job, graph, how.rows)

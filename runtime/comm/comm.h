@@ -46,6 +46,7 @@ struct dt_comm {
   int local_rank, local_size; /* among its ranks on this host */
   int hosts;
   bool oversubscribed; /* more ranks than cores on this host: waits yield */
+  bool planned;        /* the call in progress is one of a plan that the ranks have compared (job.c) */
 };
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e);

@@ -16,7 +16,7 @@ static dt_status shift(dt_comm *c, const void *in, void *out, int64_t bytes, int
   return c->vt->wait(c, &put, e);
 }
 
-static dt_status run(const dt_commjob *j, dt_err *e) {
+static dt_status call(const dt_commjob *j, dt_err *e) {
   dt_comm *c = j->comm;
   if ((j->kind == DT_CJ_ALL_REDUCE || j->kind == DT_CJ_BROADCAST) && j->in && j->in != j->out) /* in place, elsewhere */
     memcpy(j->out, j->in, (size_t)j->n * dt_dtype_size(j->dtype));
@@ -29,6 +29,13 @@ static dt_status run(const dt_commjob *j, dt_err *e) {
     case DT_CJ_SHIFT: return shift(c, j->in, j->out, j->n * (int64_t)dt_dtype_size(j->dtype), j->root, e);
   }
   return dt_fail(e, DT_EBUG, NULL, "communication job of unknown kind %d", (int)j->kind);
+}
+
+static dt_status run(const dt_commjob *j, dt_err *e) {
+  j->comm->planned = true;
+  dt_status st = call(j, e);
+  j->comm->planned = false;
+  return st;
 }
 
 static dt_status run_on_stream(void *job, dt_err *e) { return run(job, e); }

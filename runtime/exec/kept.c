@@ -18,15 +18,14 @@ static void add(dt_exec *x, const char *name, dt_kept k) {
   x->kept[i] = k;
 }
 
-/* Where the elements of a parameter lie that this executor's first plan keeps: cut over an axis, and in shares. */
+/* Where the elements of a parameter lie that this executor's first plan keeps: cut over axes, and in shares. */
 static dt_stored stored_of(dt_exec *x, const dt_param *p, bool shares) {
   dt_plan *plan = x->b[0].plan;
   dt_stored d = {.whole = p->whole, .stages = dt_mesh_stages(&plan->g->mesh)};
-  if (p->is_cut) {
-    dt_slicing *s = dt_arena_alloc(&plan->g->mem, sizeof *s);
-    *s = (dt_slicing){p->cut_axis, p->cut_dim, p->segs.n, p->segs.size};
-    d.slicing = s, d.nslicing = 1;
-  }
+  dt_slicing *s = dt_arena_alloc(&plan->g->mem, sizeof *s * (size_t)(p->ncut + 1));
+  for (int i = 0; i < p->ncut; i++)
+    s[i] = (dt_slicing){p->cut[i].axis, p->cut[i].dim, p->cut[i].segs.n, p->cut[i].segs.size};
+  d.slicing = s, d.nslicing = p->ncut;
   if (shares && p->bucket >= 0 && plan->layout.bucket[p->bucket].shares > 1) {
     const dt_layout_bucket *b = &plan->layout.bucket[p->bucket];
     d.share = b->shared;

@@ -47,6 +47,9 @@ dt_status place_attention(dt_place_ctx *c) {
   bool by_head = false, by_sample = false;
   for (int k = 0; k < 3; k++)
     if (sharded(&c->in[k])) by_head |= c->in[k].dim == head, by_sample |= c->in[k].dim == 0 && even(c, k);
+  const bool cut = c->in_t[0].dim[head] !=
+                   dt_type_of(c->g, c->node->in[0])->dim[head]; /* another axis has heads already */
+  if (by_head && cut && (c->in_t[0].dim[head] % c->n || c->in_t[1].dim[head] % c->n)) return DT_OK;
   if (by_head) {
     int64_t h = c->in_t[0].dim[head], kv = c->in_t[1].dim[head];
     if (h % c->n || kv % c->n)

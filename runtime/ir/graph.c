@@ -18,6 +18,7 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->share);
   dt_vec_free(&g->group);
   dt_vec_free(&g->segs);
+  dt_vec_free(&g->gathered);
   dt_vec_free(&g->edge);
   dt_vec_free(&g->held);
   dt_vec_free(&g->passed);
@@ -36,7 +37,7 @@ void dt_graph_clone(const dt_graph *g, dt_graph *c) {
   *c = *g;
   dt_arena_init(&c->mem);
   COPY(val), COPY(node), COPY(param), COPY(buf), COPY(input), COPY(hyper);
-  COPY(bucket), COPY(passed), COPY(segs), COPY(group), COPY(block_name), COPY(output);
+  COPY(bucket), COPY(passed), COPY(segs), COPY(gathered), COPY(group), COPY(block_name), COPY(output);
   for (int i = 0; i < c->node.n; i++) {
     dt_node *n = &c->node.p[i];
     const dt_val *in = n->in;

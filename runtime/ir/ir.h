@@ -58,6 +58,11 @@ typedef struct dt_segs {
   int n;
   int64_t size[8];
 } dt_segs;
+/* One axis cuts one dim of a parameter, each segment for itself (one segment: the dim). */
+typedef struct dt_cut {
+  int axis, dim;
+  dt_segs segs; /* sizes in the whole parameter */
+} dt_cut;
 
 /* ---- when a node runs ---- */
 typedef enum dt_phase {
@@ -173,13 +178,12 @@ typedef struct dt_param {
   int64_t own_begin, own_len;
   dt_type full;
   dt_val state[8]; /* optimizer states, in the optimizer's order */
-  /* where the local tensor lies in the whole one: runs of dim cut_dim, over the axis cut_axis, where is_cut */
   dt_type whole;
   bool placed; /* the script, or a strategy, has said where it lies */
   bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
-  bool is_cut;
-  int cut_dim, cut_axis;
-  dt_segs segs; /* each cut for itself; one segment: the dim */
+  /* where the local tensor lies in the whole one: of axes that cut the same dim each cuts what those before it have left */
+  int ncut;
+  dt_cut cut[DT_MAX_AXES];
   const char *state_name[8];
   double state_fill[8]; /* what a state starts as */
   bool state_copy[8];   /* it starts as the parameter instead */
@@ -249,6 +253,12 @@ typedef struct dt_edge {
   int from, to; /* stages; dt_stages says where they lie */
   dt_phase phase;
 } dt_edge;
+/* A divided input that no placement rule had a use for, so that it is gathered (set by place, for explain and check). */
+typedef struct dt_gathered {
+  const char *op, *file;
+  int line, axis, dim; /* of the script; what had divided it */
+  int64_t bytes;       /* of the input, whole on that axis */
+} dt_gathered;
 /* A tensor that persists somewhere on the axis of stages: the same list on every rank. */
 typedef struct dt_held {
   const char *name; /* as dt_exec_names gives it */
@@ -283,6 +293,7 @@ typedef struct dt_graph {
   bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
   DT_VEC(dt_segs) segs;
+  DT_VEC(dt_gathered) gathered;
   DT_VEC(dt_group) group; /* of all communication, of every stage, in the order in which communicators are made */
   const char *file;
   int line;       /* position given to new nodes */
@@ -441,9 +452,11 @@ typedef struct dt_place_ctx {
     dt_attr *attr;
     dt_attrs *a;
   };
-  int late;   /* an input to be added after out[0] was reduced (the bias of a product over a divided dim), -1: none */
-  bool vocab; /* cross-entropy over divided classes */
-  bool rows;  /* ... over divided rows: out[0] and out[1] are a mean and its count of this rank's */
+  int late,
+      late_dim; /* an input to be added after out[0] was reduced, along this dim of it (the bias of a product over a divided dim); -1: none */
+  bool whole;   /* inputs are whole on purpose, so nothing is lost by gathering them */
+  bool vocab;   /* cross-entropy over divided classes */
+  bool rows;    /* ... over divided rows: out[0] and out[1] are a mean and its count of this rank's */
   dt_err *e;
   const char *where;
 } dt_place_ctx;

@@ -38,12 +38,12 @@ dt_status shape_embedding_bwd(dt_shape_ctx *s) {
 
 dt_status place_embedding(dt_place_ctx *c) {
   int nd = c->in_t[0].nd;
-  if (sharded(&c->in[1]) && c->in[1].dim == 0) {
+  if (sharded(&c->in[1]) && c->in[1].dim == 0 && !c->a->embedding.all) { /* rows of the table: one axis may */
     int64_t rows = c->in_t[1].dim[0], part = (rows + c->n - 1) / c->n;
     c->want[1] = c->in[1];
     c->a->embedding.base = part * c->coord, c->a->embedding.all = rows;
     c->out[0] = (dt_place){DT_P, 0, 0, 0};
-  } else if (sharded(&c->in[1])) {
+  } else if (sharded(&c->in[1]) && c->in[1].dim == 1) {
     c->want[1] = c->in[1];
     c->out[0] = shard(nd, c->in[1].segs);
   } else if (sharded(&c->in[0])) {

@@ -45,6 +45,7 @@ dt_status place_cross_entropy(dt_place_ctx *c) {
     c->vocab = true;
   } else if (even(c, 0)) {
     c->want[0] = c->want[1] = c->in[0];
+    c->out[2] = shard(0, 0); /* lse of the local rows, for backward alone */
     c->rows = true;
   }
   return DT_OK;

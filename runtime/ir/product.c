@@ -113,7 +113,7 @@ dt_status place_linear(dt_place_ctx *c) {
     c->want[0] = shard(last, c->in[1].segs);
     c->want[1] = c->in[1];
     c->out[0] = (dt_place){DT_P, 0, 0, 0};
-    if (bias) c->late = 2;
+    if (bias) c->late = 2, c->late_dim = last, c->a->linear.bias = false;
   } else if (sharded(&c->in[0]) && c->in[0].dim < last) { /* rows are */
     keep(c);
     for (int k = 1; k < c->node->nin; k++) c->enter[k] = true;

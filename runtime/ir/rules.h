@@ -69,7 +69,7 @@ static inline dt_status one(dt_shape_ctx *s, dt_type t) {
 }
 
 /* ---- placement rules ---- */
-static inline dt_place shard(int dim, int segs) { return (dt_place){DT_S, (uint8_t)dim, 0, (uint8_t)segs}; }
+static inline dt_place shard(int dim, int segs) { return (dt_place){DT_S, (uint8_t)dim, 0, (uint16_t)segs}; }
 static inline bool sharded(const dt_place *p) { return p->kind == DT_S; }
 /* its dim is cut into equal parts, as a whole */
 static inline bool even(const dt_place_ctx *c, int k) {

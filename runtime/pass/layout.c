@@ -315,7 +315,7 @@ dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     }
     p->flat = l->flat[found->k];
     p->full = l->type[found->k];
-    if (!p->is_cut) p->whole = p->full;
+    if (!p->ncut) p->whole = p->full;
     p->own = -1;
     p->bucket = dt_layout_bucket_of(l, p->flat);
     dt_layout_share(l, p->bucket, dt_layout_mine(g, s, l, p->bucket), p->flat, dt_numel(&p->full), &p->own_begin,

@@ -44,6 +44,10 @@ typedef struct dt_verbs {
   dt_status (*reduce)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
   /* traced: a share, over `axes`, of a bucket's parameters becomes the whole bucket */
   dt_status (*gather)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  /* a placement rule for a node that divided inputs reach on an axis and for which the library has none: writes where inputs must lie and where
+   * outputs then do, and *known */
+  dt_status (*rule)(void *ctx, const dt_graph *g, dt_nid node, int axis, const dt_place *in, dt_place *want,
+                    dt_place *out, bool *known, dt_err *e);
   int64_t bucket_bytes, first_bucket_bytes; /* without the verb buckets */
   bool by_registration;                     /* ... in the parameters' order, not in that of their gradients */
   int wire;                                 /* dtype in which gradients travel without the verb reduce */

@@ -18,19 +18,19 @@ typedef struct shard {
   DT_VEC(total) totals;
 } shard;
 
-/* axis: the one that cuts the parameter, -1: ZeRO does. */
-static dt_status refuse(const shard *h, const dt_node *n, int param, int axis, dt_err *e) {
+/* c: what cuts the parameter, NULL: it is kept in shares. */
+static dt_status refuse(const shard *h, const dt_node *n, int param, const dt_cut *c, dt_err *e) {
   char where[300] = "";
   const char *name = h->w->s->optimizer;
   if (n->file) snprintf(where, sizeof where, "%s:%d", n->file, n->line);
-  if (axis >= 0)
+  if (c)
     return dt_fail(
         e, DT_EUSER, where,
         "the optimizer%s%s uses %s on the parameter %s as a whole, but it is cut along dim %d over the axis "
         "\"%s\"; set %s = 1, or keep to elementwise operations, to sum, mean and norm over all elements, and "
         "to reductions over other dims",
-        name ? " " : "", name ? name : "", dt_op(n->op)->name, h->w->g->param.p[param].name,
-        h->w->g->param.p[param].cut_dim, h->w->g->mesh.name[axis], h->w->g->mesh.name[axis]);
+        name ? " " : "", name ? name : "", dt_op(n->op)->name, h->w->g->param.p[param].name, c->dim,
+        h->w->g->mesh.name[c->axis], h->w->g->mesh.name[c->axis]);
   return dt_fail(
       e, DT_EUSER, where,
       "the optimizer%s%s uses %s on the parameter %s as a whole, but under ZeRO a rank updates only its share "
@@ -59,17 +59,18 @@ static bool elementwise(const dt_node *n) {
   return dt_op(n->op)->flags & OP_ELEMENTWISE || n->op == DT_OP_assign || n->op == DT_OP_stop_gradient;
 }
 
-/* Whether each rank may do n with its part of a parameter that is cut along a dim. */
-static bool works_on_part(const shard *h, const dt_node *n, const dt_param *p) {
+/* Whether each rank may do n with its part of a parameter that is cut: NULL, or the cut that stands against it. */
+static const dt_cut *against(const shard *h, const dt_node *n, const dt_param *p) {
   const dt_type *in = dt_type_of(h->w->g, n->in[0]), *out = dt_type_of(h->w->g, n->out[0]);
-  if (elementwise(n) || n->op == DT_OP_copy || (dt_numel(in) == 1 && dt_numel(out) == 1)) return true;
-  if (n->op == DT_OP_broadcast_to) return same_shape(out, &p->full);
+  if (elementwise(n) || n->op == DT_OP_copy || (dt_numel(in) == 1 && dt_numel(out) == 1)) return NULL;
+  if (n->op == DT_OP_broadcast_to) return same_shape(out, &p->full) ? NULL : p->cut;
   bool reduces = n->op == DT_OP_sum || n->op == DT_OP_mean || n->op == DT_OP_norm || n->op == DT_OP_max ||
                  n->op == DT_OP_min;
-  if (!reduces || !n->attr[0].i || !same_shape(in, &p->full)) return false;
-  for (int i = 0; i < n->attr[0].i; i++)
-    if (n->attr[1 + i].i == p->cut_dim) return false;
-  return true;
+  if (!reduces || !n->a.sum.dims.n || !same_shape(in, &p->full)) return p->cut;
+  for (int i = 0; i < n->a.sum.dims.n; i++)
+    for (int k = 0; k < p->ncut; k++)
+      if (n->a.sum.dims.v[i] == p->cut[k].dim) return &p->cut[k];
+  return NULL;
 }
 
 /* The dtype of an elementwise node on vectors: of a parameter without dims it may be another, since scalars widen only each other. */
@@ -113,22 +114,23 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
     return DT_OK;
   }
   if (!whole) { /* only the gradient changes */
-    if (axes && !works_on_part(h, &n, &g->param.p[param])) return refuse(h, &n, param, g->param.p[param].cut_axis, e);
+    const dt_cut *c = axes ? against(h, &n, &g->param.p[param]) : NULL;
+    if (c) return refuse(h, &n, param, c, e);
     for (int k = 0; k < n.nin; k++)
       if (n.in[k] < h->w->nv && h->of[n.in[k]] == param) g->node.p[i].in[k] = h->now[n.in[k]];
     for (int o = 0; o < n.nout; o++) h->of[n.out[o]] = param, h->now[n.out[o]] = n.out[o];
     return DT_OK;
   }
-  if (!elementwise(&n) || !same_shape(&out, &full)) return refuse(h, &n, param, -1, e);
+  if (!elementwise(&n) || !same_shape(&out, &full)) return refuse(h, &n, param, NULL, e);
   for (int k = 0; k < n.nin; k++) {
     dt_val v = n.in[k], s = v;
     if (v < h->w->nv && h->of[v] >= 0) {
-      if (h->of[v] != param) return refuse(h, &n, param, -1, e);
+      if (h->of[v] != param) return refuse(h, &n, param, NULL, e);
       s = h->now[v];
     } else if (dt_type_of(g, v)->nd) {
       s = small_like(h, v, len);
       if (s < 0 && dt_numel(dt_type_of(g, v)) == 1) s = dt_reshape(g, v, 0, NULL);
-      if (s < 0) return refuse(h, &n, param, -1, e);
+      if (s < 0) return refuse(h, &n, param, NULL, e);
     }
     g->node.p[i].in[k] = s;
   }

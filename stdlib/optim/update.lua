@@ -55,9 +55,9 @@ local function value(job, p, graph, entry, list, i, grad)
   return new
 end
 
---- parallel: the strategies; entries: what graph:compile gives `update`. Parameters without a gradient are left alone, as in PyTorch.
---- An optimizer sees of a parameter its group, dtype and shape alone: it is traced for the first one of each, which is then the template of the
---- others. A strategy's verb knows the name, and is asked for each.
+--- parallel: the strategies; entries: what graph:compile gives `update`. Parameters without a gradient are left alone, as in
+--- PyTorch. An optimizer sees of a parameter its group, dtype and shape alone: it is traced for the first one of each, which is
+--- then the template of the others. A strategy's verb knows the name, and is asked for each.
 function M.trace(job, parallel, graph, entries)
   local list, templates = parallel:with "update", {}
   for _, entry in ipairs(entries) do

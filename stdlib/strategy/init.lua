@@ -218,8 +218,8 @@ function Strategy:replicas()
   end) or "equal"
 end
 
---- What the strategies say of the traced graph, in whole shapes: what persists besides the model (in training), what is computed otherwise, where
---- things lie, and what backward makes again.
+--- What the strategies say of the traced graph, in whole shapes: what persists besides the model (in training), what is computed
+--- otherwise, where things lie, and what backward makes again.
 function Strategy:place(graph, mesh, train)
   local p = self.p
   for _, s in ipairs(train and self:with "between" or {}) do if s.between.declare then s.between.declare(graph, p) end end

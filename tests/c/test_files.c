@@ -55,7 +55,7 @@ static dt_status open_held(void *ctx, int i, void **p, dt_err *err) {
 }
 static void shut_held(void *ctx, int i, void *p, bool wrote) { (void)ctx, (void)i, (void)p, (void)wrote; }
 static const dt_mesh alone = {.naxes = 0};
-static dt_items keep_of(dt_item item[2]) {
+static dt_items items_of(dt_item item[2]) {
   for (int i = 0; i < 2; i++)
     item[i] = (dt_item){
         .name = held[i].name, .optim = i, .here = true, .number = i, .at = {.whole = held[i].v.t, .stages = -1}};
@@ -63,7 +63,7 @@ static dt_items keep_of(dt_item item[2]) {
 }
 static dt_status put(const char *dir, const dt_ckpt_meta *meta, int keep) {
   dt_item item[2];
-  dt_items k = keep_of(item);
+  dt_items k = items_of(item);
   dt_pair pair[2] = {{"batch", "32"}, {"seed", "1"}};
   dt_manifest m = {.meta = *meta, .npair = 2, .pair = pair};
   dt_status st = dt_ckpt_write(&k, dir, &m, keep, &e);
@@ -281,6 +281,63 @@ T_TEST ("checkpoint: a newer format, a bad manifest") {
   fclose(m);
   T_CHECK(dt_ckpt_newest(&c, self, d2, &skipped, &e) == DT_EIO && says("damaged"));
   dt_str_free(&skipped);
+}
+T_TEST ("checkpoint: one of format 1, with a hash for each file, is read") {
+  const char *at = file("one/step-00000007");
+  char name[200], text[2000];
+  dt_written w[2];
+  T_CHECK(dt_dir_make(at, &e) == DT_OK);
+  for (int i = 0; i < 2; i++) {
+    snprintf(name, sizeof name, "%s/%s", at, dt_ckpt_file[i]);
+    T_CHECK(dt_st_write(name, &held[i], 1, NULL, 0, &w[i], &e) == DT_OK);
+  }
+  int n = snprintf(text, sizeof text,
+                   "{\"format\": 1, \"dtrain\": \"0.1.0\", \"step\": 7, \"data_step\": 8, \"samples\": 9, "
+                   "\"seed\": \"000000000000000a\", \"loss_scale\": 2.5, \"scale_good\": 1, \"scale_hysteresis\": 2, "
+                   "\"schedule\": 6, \"layout\": \"0000000000000000\", \"script\": \"0000000000000000\", \"files\": {");
+  for (int i = 0; i < 2; i++)
+    n += snprintf(text + n, sizeof text - (size_t)n, "\"%s\": {\"size\": %lld, \"xxh64\": \"%016llx\"}%s",
+                  dt_ckpt_file[i], (long long)w[i].size, (unsigned long long)w[i].hash, i ? "}}" : ", ");
+  snprintf(name, sizeof name, "%s/" DT_MANIFEST, at);
+  FILE *m = fopen(name, "w");
+  fputs(text, m);
+  fclose(m);
+  T_CHECK(dt_ckpt_newest(&c, self, file("one"), NULL, &e) == DT_OK && c.m.meta.step == 7 && c.m.meta.seed == 10);
+  float before = p[5];
+  dt_item item[2];
+  dt_items k = items_of(item);
+  p[5] = -3;
+  T_CHECK(dt_ckpt_take(&c, &k, &e) == DT_OK && p[5] == before);
+  dt_ckpt_close(&c);
+}
+T_TEST ("checkpoint: nothing but its own files is removed, and no link followed") {
+  const char *d4 = file("four");
+  bool stays;
+  meta.step = 1;
+  T_CHECK(put(d4, &meta, 1) == DT_OK && dt_dir_make(file("elsewhere"), &e) == DT_OK);
+  FILE *m = fopen(file("elsewhere/model.safetensors"), "w");
+  fclose(m);
+  T_CHECK(symlink(file("elsewhere"), file("four/step-00000003.tmp")) == 0);
+  T_CHECK(symlink(file("elsewhere"), file("four/step-a.tmp")) == 0);
+  T_CHECK(mkdir(file("four/step-00000001/mine"), 0777) == 0);
+  T_CHECK(dt_folder_tidy(d4, &e) == DT_OK && entries(file("elsewhere")) == 1 && entries(d4) == 3);
+  T_CHECK(dt_folder_remove(d4, "step-00000001", &stays, &e) == DT_OK && stays &&
+          entries(file("four/step-00000001")) == 4);
+  meta.step = 2;
+  T_CHECK(put(d4, &meta, 1) == DT_OK && entries(d4) == 4); /* the old one stays: it holds a folder of the user's */
+  meta.step = 3;
+  T_CHECK(put(d4, &meta, 1) == DT_EIO && says("step-00000003.tmp") && entries(file("elsewhere")) == 1);
+  T_CHECK(unlink(file("four/step-00000003.tmp")) == 0 && symlink(file("elsewhere"), file("four/step-00000003")) == 0);
+  T_CHECK(put(d4, &meta, 1) == DT_EIO && says("is no folder") && entries(file("elsewhere")) == 1);
+}
+T_TEST ("a folder is held once, and by whom is told") {
+  dt_hold a, b;
+  T_CHECK(dt_hold_take(&a, file("held"), &e) == DT_OK && !*a.run && dt_hold_name(&a, "17-red", &e) == DT_OK);
+  T_CHECK(dt_hold_take(&b, file("held"), &e) == DT_EUSER && says("belongs to a run that is under way: process"));
+  dt_hold_drop(&b);
+  dt_hold_drop(&a);
+  T_CHECK(dt_hold_take(&b, file("held"), &e) == DT_OK && !strcmp(b.run, "17-red"));
+  dt_hold_drop(&b);
 }
 T_TEST ("checkpoint: a full disk and a read-only folder leave the previous one") {
   const char *d3 = file("three");

@@ -344,8 +344,9 @@ int main(int argc, char **argv) {
   }
   T_TEST ("ranks that disagree on a collective get an error that names both calls") {
     dt_comm *c = NULL;
-    if (W->size == 1 || W->hosts > 1) {
-      T_SKIP("needs two ranks on one host");
+    if (W->size == 1 ||
+        (W->hosts > 1 && W->hosts < W->size)) { /* partners of those that err would go on to wait for data */
+      T_SKIP("needs two ranks on one host, or one on each");
     } else {
       OK(W->vt->split(W, 0, 0, &c, &E));
       bool odd = c->rank == c->size - 1;

@@ -1,7 +1,7 @@
--- One small job for each operation and each way in which its inputs can lie on an axis of two or three ranks: forward, and the
--- gradient of every input. tests/lua/place_spec.lua compares with one process, where nothing is divided. Leaves
+-- One small job for each operation and each way in which its inputs can lie on an axis of two or three ranks, or on two axes of two: forward,
+-- and the gradient of every input. tests/lua/place_spec.lua compares with one process, where nothing is divided. Leaves
 -- DIR/NAME.safetensors for each: "case" alone, "case;S(0),R" divided. --most: so many ways for each operation, spread over all.
--- The axis is a strategy of this script's own.
+-- The axes are a strategy of this script's own.
 local dt = require "dtrain"
 local compare = require "dtrain.compare"
 local cases = require "tests.dist.place_cases"
@@ -9,15 +9,18 @@ local nn, optim, data = dt.nn, dt.optim, dt.data
 
 local args = dt.args { dir = "", only = "", most = 1000000 }
 
-local axis = { name = "cut", options = { { "parts", "count", 1 } } }
-function axis.axes(p) return { { name = "cut", size = p.parts } } end
+local axes = { name = "cut", options = { { "parts", "count", 1 } } }
+function axes.axes(p)
+  if p.parts ~= 4 then return { { name = "cut", size = p.parts } } end
+  return { { name = "cut", size = 2 }, { name = "other", size = 2 } }
+end
 
 local Case = nn.module "Case"
 function Case:init(c, how, weights)
   self.case, self.how = c, how
   for i, shape in ipairs(c.shapes) do
     local p = nn.parameter(shape, nn.init.normal(0, 1))
-    if how and how.params and how[i] ~= "R" then p.place = { cut = how[i] } end
+    if how and how.params and how[i] ~= "R" then p.place = cases.place(how[i]) end
     self["p" .. i] = p
   end
   self.out = {}
@@ -28,9 +31,9 @@ function Case:forward(x)
   local c, list = self.case, {}
   for i = 1, #c.shapes do
     local p = self["p" .. i]
-    list[i] = self.how and not self.how.params and p:place { cut = self.how[i] } or p
+    list[i] = self.how and not self.how.params and p:place(cases.place(self.how[i])) or p
   end
-  if self.how and not self.how.params and c.ids then x = x:place { cut = self.how[#c.shapes + 1] } end
+  if self.how and not self.how.params and c.ids then x = x:place(cases.place(self.how[#c.shapes + 1])) end
   local out, total = table.pack(c.f(list, x)), nil
   for i = 1, out.n do -- each output by weights of its own: the weights' gradient is the output
     local part = (out[i]:to "f32" * self["w" .. i]):sum()
@@ -54,7 +57,7 @@ local function run(c, how, parts, name)
   local ok, message = pcall(function()
     local engine = dt.engine(dt.job { model = Case(c, how, weights), loss = function(y) return y end, data = ids, batch = 6,
       optimizer = optim.SGD { lr = 0.1 }, steps = 1,
-      parallel = parts > 1 and { mesh = { "data", "cut" }, strategies = { axis }, parts = parts } or {} })
+      parallel = parts > 1 and { strategies = { axes }, parts = parts } or {} })
     out = compare.record(engine, 1)
     engine.exec:close()
   end)

@@ -126,10 +126,25 @@ loss("cross_entropy_both", { ignore_index = 5, label_smoothing = 0.1 })
 case("mse", { { 6, 12 }, { 6, 12 } }, function(t) return dt.nn.mse(t[1], t[2]) end)
 
 -- ---- ways to lie ----
+-- Four ranks are two axes of two: "S(0)/S(1)" is a place on both.
 local function choices(shape, parts)
-  local out = { "R" }
-  for d, n in ipairs(shape) do if n % parts == 0 then out[#out + 1] = ("S(%d)"):format(d - 1) end end
+  local one, out = { "R" }, {}
+  local ranks = parts == 4 and 2 or parts
+  for d, n in ipairs(shape) do if n % ranks == 0 then one[#one + 1] = ("S(%d)"):format(d - 1) end end
+  if parts ~= 4 then return one end
+  for _, a in ipairs(one) do
+    for _, b in ipairs(one) do
+      local d = a == b and a:match "%d"
+      if not d or shape[d + 1] % parts == 0 then out[#out + 1] = a == "R" and b == "R" and "R" or a .. "/" .. b end
+    end
+  end
   return out
+end
+
+--- { cut = "S(0)" } for a way, with a second axis { cut =, other = } for a way of two.
+function M.place(way)
+  local a, b = way:match "^(.*)/(.*)$"
+  return { cut = a or way, other = b }
 end
 
 --- Every combination, as placements of the inputs (and the ids last), and once more as placements of parameters. `few`: with
@@ -158,6 +173,8 @@ function M.ways(c, parts)
   return out
 end
 
-function M.title(c, how) return ("%s;%s%s"):format(c.name, how.params and "parameters " or "", table.concat(how, ",")) end
+function M.title(c, how)
+  return (("%s;%s%s"):format(c.name, how.params and "parameters " or "", table.concat(how, ",")):gsub("/", "|"))
+end
 
 return M

@@ -325,7 +325,7 @@ placed("a placement that is none, on one rank", 'tensor = "S0"', 'tensor = "R" .
 placed("a placement along a dim that is not there", 'tensor = "S(2)"', "the tensor has dims 0 to 1")
 placed("a placement on data", 'data = "S(0)"', 'the axis "data" divides samples by itself; place tensors on another axis')
 placed("a placement on pipeline", 'pipeline = "S(0)"', 'the axis "pipeline" divides stages by itself')
-placed("a parameter cut over two axes", 'tensor = "S(0)", mine = "S(1)"', 'parameter 0%.weight is cut over two axes, "mine" and "tensor"; cut it over one', { plan = 4,
+placed("a dim cut over two axes", 'tensor = "S(1)", mine = "S(1)"', 'dim 1 has 10, .- 4 ranks of axis "tensor" and those before it; 8 or 12 would', { plan = 4,
   parallel = 'tensor = 2, mesh = { "data", "mine", "tensor" }, strategies = { { axes = function() return { { name = "mine", size = 2 } } end } }' })
 parallel("a placement of an unknown parameter", "", "place: there is no parameter 'wieght'; did you mean 'weight'",
   { model = 'nn.Linear(10, 5, { place = { wieght = { tensor = "S(0)" } } })', line = "model" })

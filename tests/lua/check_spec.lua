@@ -23,6 +23,18 @@ describe("dtrain check finds equal", function()
     local code, text = check "tests/dist/dropout.lua --ranks 3"
     assert.are.equal(0, code, text)
   end)
+  for _, ranks in ipairs { 2, 4 } do
+    it(("batch norm over all replicas, %d of them"):format(ranks), function()
+      local code, text = check("tests/dist/sync_norm.lua --ranks " .. ranks)
+      assert.are.equal(0, code, text)
+    end)
+  end
+  it("no replicas whose microbatches differ where the model makes them meet", function()
+    local code, text = check "tests/dist/sync_norm.lua --ranks 2 --samples 60"
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find "sync_norm.lua:7: the model uses all_reduce over replicas", text)
+    assert.is_truthy(text:find "60 samples of data must be multiples of 16", text)
+  end)
   it("every strategy that fits", function()
     local code, text = check(job .. " --ranks 2 --all --steps 2")
     assert.are.equal(0, code, text)

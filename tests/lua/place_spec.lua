@@ -1,4 +1,4 @@
--- Placements: each operation with its inputs divided in each way over two and three ranks gives the values and the gradients of one
+-- Placements: each operation with its inputs divided in each way over two and three ranks, and over two axes of two, gives the values and the gradients of one
 -- process. The cases are tests/dist/place_cases.lua; here some ways of each, all of them with DT_ALL=1 (make test-all).
 local dt = require "dtrain"
 local cases = require "tests.dist.place_cases"
@@ -25,7 +25,7 @@ end
 describe("divided over", function()
   local one
   setup(function() one = results() end)
-  for _, at in ipairs { { 2, 5 }, { 3, 3 } } do
+  for _, at in ipairs { { 2, 5 }, { 3, 3 }, { 4, 6 } } do
     local runs
     for _, c in ipairs(cases.list) do
       it(("%d ranks, %s equals one process"):format(at[1], c.name), function()

@@ -179,7 +179,7 @@ dt_status dtm_all_gather(dt_comm *b, const void *in, void *out, int64_t n, int d
   int local = b->local_size, me = b->local_rank, size = b->size;
   int64_t part = n * (int64_t)dt_dtype_size(dtype);
   char *to = out;
-  c->call.kind = DTM_ALL_GATHER, c->call.n = n;
+  if (b->hosts > 1) DT_TRY(dtm_enter_plain(c, DTM_ALL_GATHER, dtype, 0, n, e)); /* before data comes from elsewhere */
   copy(to + b->rank * part, in, part);
   /* parts of other hosts come to the local rank that cares for them */
   for (int64_t k = 0; k < part && b->hosts > 1; k += c->message) {

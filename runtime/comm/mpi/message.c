@@ -50,22 +50,25 @@ dt_status dtm_check_mpi(int rc, const char *what, dt_err *e) {
   return dtm_host->fail(e, DT_ECOMM, NULL, "%s: %s; did a peer fail, or make another call?", what, text);
 }
 
-/* Until all n requests are done. Polls, first fast, then yielding the core, then in short sleeps. */
-static dt_status poll(const dtm_comm *c, MPI_Request *req, int n, dtm_kind kind, int64_t size, const int *peer,
-                      dt_err *e) {
+void dtm_pause(const dtm_comm *c, int64_t turn, dtm_delay *w, dtm_kind kind, int64_t n, int peer) {
   static const struct timespec nap = {0, 20000};
+  sched_yield();
+  if (turn < 20000) return;
+  nanosleep(&nap, NULL);
+  if (turn % 1024 == 0) dtm_stall(c, w, kind, n, peer);
+}
+
+/* Until all n requests are done. Polls, first fast, then yielding the core, then in short sleeps. */
+static dt_status poll(dtm_comm *c, MPI_Request *req, int n, dtm_kind kind, int64_t size, const int *peer, dt_err *e) {
   dtm_delay delay = {0};
   for (int64_t turn = 0;; turn++) {
     int done;
     DT_TRY(dtm_check_mpi(MPI_Testall(n, req, &done, MPI_STATUSES_IGNORE), dtm_kind_name[kind], e));
     if (done) return DT_OK;
-    if (turn >= c->spin) sched_yield();
-    if (turn < 20000) continue;
-    nanosleep(&nap, NULL);
-    if (turn % 1024) continue;
+    DT_TRY(dtm_sign_look(c, e));
     int open = 0;
     while (open < n - 1 && req[open] == MPI_REQUEST_NULL) open++;
-    dtm_stall(c, &delay, kind, size, peer[open]);
+    if (turn >= c->spin) dtm_pause(c, turn, &delay, kind, size, peer[open]);
   }
 }
 

@@ -53,6 +53,12 @@ typedef struct dtm_shared {
   char slot[2][DTM_SMALL];
 } __attribute__((aligned(4096))) dtm_shared; /* scratch follows */
 
+/* What travels of it to other hosts. */
+typedef struct dtm_signature {
+  uint32_t kind, dtype, op, zero;
+  int64_t n;
+} dtm_signature;
+
 typedef struct dtm_comm dtm_comm;
 
 /* A shared window. The registry of all windows of the process is in shm.c. */
@@ -95,7 +101,11 @@ struct dtm_comm {
   char *acc, *recv, *res; /* across hosts: partial sums, those received, the result; 2, 2 and 1 times stage + room */
   MPI_Request *req;       /* [2 * size] open messages of the call */
   int *req_peer, nreq;
-  struct dtm_request *idle; /* isend/irecv: requests for reuse */
+  /* signatures across hosts (sign.c) */
+  dtm_signature signed_, *sign; /* of this rank's call; [hosts] those that come */
+  MPI_Request *sign_req;        /* [2 * hosts] open ones: sent, received */
+  int *sign_peer, nsign;        /* [hosts] whose; 0: none under way */
+  struct dtm_request *idle;     /* isend/irecv: requests for reuse */
 };
 
 /* ---- shm.c ---- */
@@ -111,6 +121,14 @@ dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, co
 dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, dt_err *e);
 dt_status dtm_meet(dtm_comm *c, dt_err *e); /* again, within the call */
 
+/* The error about two ranks in different calls. */
+dt_status dtm_disagree(const dtm_comm *c, int rank, const dtm_signature *mine, const dtm_signature *theirs, dt_err *e);
+
+/* ---- sign.c: the same across hosts ---- */
+dt_status dtm_sign(dtm_comm *c, dt_err *e); /* once a collective, behind its meeting */
+dt_status dtm_sign_look(dtm_comm *c,
+                        dt_err *e); /* while waiting for data: an error when a partner is in another call */
+
 /* ---- message.c: messages across hosts, and the caller's own ---- */
 void dtm_stall_setup(double warn_s, bool abort);
 /* Called by waiting loops now and then; *w is zero at first. Warns, again after twice the time, and ends the job where that was asked
@@ -119,6 +137,8 @@ typedef struct dtm_delay {
   double since, next; /* when it began, and after how long the next warning is due */
 } dtm_delay;
 void dtm_stall(const dtm_comm *c, dtm_delay *w, dtm_kind kind, int64_t n, int peer);
+/* Gives the core away for a while; turn: how often it was called in this wait. Calls dtm_stall now and then. */
+void dtm_pause(const dtm_comm *c, int64_t turn, dtm_delay *w, dtm_kind kind, int64_t n, int peer);
 dt_status dtm_check_mpi(int rc, const char *what, dt_err *e);
 /* Open a message of the call in progress; bytes <= c->message, at most 2 * size of them before dtm_x_wait. */
 dt_status dtm_x_send(dtm_comm *c, const void *buf, int64_t bytes, int to, dt_err *e);

@@ -16,8 +16,9 @@ static void *list(int64_t n, size_t size) { return dtm_host->xalloc((size_t)(n ?
 
 static void release(dtm_comm *c) {
   dtm_requests_free(c);
-  void *const owned[] = {c->host_of, c->local_of, c->first, c->rank_at, c->seat, c->peer, c->scratch, c->at,
-                         c->in,      c->out,      c->acc,   c->recv,    c->res,  c->req,  c->req_peer};
+  void *const owned[] = {c->host_of, c->local_of, c->first,    c->rank_at, c->seat,     c->peer,
+                         c->scratch, c->at,       c->in,       c->out,     c->acc,      c->recv,
+                         c->res,     c->req,      c->req_peer, c->sign,    c->sign_req, c->sign_peer};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
   free(c);
 }
@@ -85,6 +86,8 @@ static dt_status make(MPI_Comm all, bool world, dt_comm **out, dt_err *e) {
   c->at = list(local, sizeof *c->at), c->out = list(local, sizeof *c->out);
   c->in = list(size + hosts, sizeof *c->in);
   c->req = list(2 * size, sizeof *c->req), c->req_peer = list(2 * size, sizeof *c->req_peer);
+  c->sign = list(hosts, sizeof *c->sign), c->sign_req = list(2 * hosts, sizeof *c->sign_req);
+  c->sign_peer = list(hosts, sizeof *c->sign_peer);
   if (hosts > 1) {
     size_t room = (size_t)c->stage + 64 + 8 * (size_t)hosts;
     c->acc = list(1, 2 * room), c->recv = list(1, 2 * room), c->res = list(1, room);

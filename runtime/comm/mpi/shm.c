@@ -179,25 +179,25 @@ static void sleep_on(dtm_comm *c, int i, dtm_post *p, uint32_t seq) {
   atomic_fetch_sub(&p->asleep, 1);
 }
 
-static dt_status disagree(const dtm_comm *c, int i, const dtm_post *p, dt_err *e) {
-  const dtm_post *m = &c->call;
+dt_status dtm_disagree(const dtm_comm *c, int rank, const dtm_signature *mine, const dtm_signature *theirs, dt_err *e) {
   char text[2][96];
   for (int k = 0; k < 2; k++) {
-    const dtm_post *q = k ? p : m;
+    const dtm_signature *q = k ? theirs : mine;
+    const char *kind = dtm_kind_name[q->kind % (DTM_MESSAGE + 1)];
     if (q->kind == DTM_BROADCAST)
       snprintf(text[k], sizeof text[k], "broadcast of %lld bytes from rank %u", (long long)q->n, q->op);
-    else if (q->kind >= DTM_BARRIER)
-      snprintf(text[k], sizeof text[k], "%s", dtm_kind_name[q->kind % (DTM_MESSAGE + 1)]);
+    else if (q->kind >= DTM_BARRIER) snprintf(text[k], sizeof text[k], "%s", kind);
     else
-      snprintf(text[k], sizeof text[k], "%s of %lld %s, operator %u", dtm_kind_name[q->kind % (DTM_MESSAGE + 1)],
-               (long long)q->n, dtm_host->dtype_name((int)(q->dtype % DT_NDTYPE)), q->op);
+      snprintf(text[k], sizeof text[k], "%s of %lld %s, operator %u", kind, (long long)q->n,
+               dtm_host->dtype_name((int)(q->dtype % DT_NDTYPE)), q->op);
   }
   return dtm_host->fail(
       e, DT_ECOMM, NULL,
       "ranks disagree on a collective: rank %d is at %s, rank %d at %s; every rank must make the same "
       "calls in the same order",
-      c->b.rank, text[0], c->rank_at[c->first[c->my_host] + i], text[1]);
+      c->b.rank, text[0], rank, text[1]);
 }
+static dtm_signature signature(const dtm_post *p) { return (dtm_signature){p->kind, p->dtype, p->op, 0, p->n}; }
 
 dt_status dtm_meet(dtm_comm *c, dt_err *e) {
   int n = c->b.local_size, me = c->b.local_rank;
@@ -219,16 +219,24 @@ dt_status dtm_meet(dtm_comm *c, dt_err *e) {
       }
       dt_relax();
     }
-    if (!st && (p->kind != m->kind || p->dtype != m->dtype || p->op != m->op || p->n != m->n))
-      st = disagree(c, i, p, e);
+    if (!st && (p->kind != m->kind || p->dtype != m->dtype || p->op != m->op || p->n != m->n)) {
+      const dtm_signature mine = signature(m), theirs = signature(p);
+      st = dtm_disagree(c, c->rank_at[c->first[c->my_host] + i], &mine, &theirs, e);
+    }
   }
   return st;
+}
+
+/* A call's own meeting, then the other hosts. Who disagrees on this host tells its partners elsewhere, too. */
+static dt_status begin(dtm_comm *c, dt_err *e) {
+  dt_status st = dtm_meet(c, e), far = dtm_sign(c, st ? NULL : e);
+  return st ? st : far;
 }
 
 dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, dt_err *e) {
   c->call.kind = kind, c->call.dtype = (uint32_t)dtype, c->call.op = (uint32_t)op, c->call.n = n;
   c->call.window = 0;
-  return dtm_meet(c, e);
+  return begin(c, e);
 }
 
 dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes,
@@ -236,11 +244,11 @@ dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, co
   c->call.kind = kind, c->call.dtype = (uint32_t)dtype, c->call.op = (uint32_t)op, c->call.n = n;
   c->direct = c->b.local_size == 1;
   c->at[c->b.local_rank] = (char *)buf;
-  if (c->direct) return DT_OK;
+  if (c->direct) return dtm_sign(c, e);
   dtm_window *w = buf ? find(buf, bytes) : NULL;
   c->call.window = w ? w->uid : 0;
   c->call.offset = w ? (const char *)buf - w->base : 0;
-  DT_TRY(dtm_meet(c, e));
+  DT_TRY(begin(c, e));
   if (!w) return DT_OK;
   for (int i = 0; i < c->b.local_size; i++) {
     const dtm_post *p = &c->peer[i]->post[c->seq & 1];

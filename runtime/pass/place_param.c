@@ -1,0 +1,97 @@
+/* Parameters: each rank's part of those that are cut, over one axis or several, and which gradients stay partial sums for a bucket to reduce.
+ * Called by place.c before and behind its walk. */
+#include <stdlib.h>
+
+#include "place.h"
+
+/* The number, from 1, of these segments among the graph's. */
+static int enlist(dt_graph *g, const dt_segs *s) {
+  for (int i = 0; i < g->segs.n; i++)
+    if (g->segs.p[i].n == s->n && !memcmp(g->segs.p[i].size, s->size, sizeof *s->size * (size_t)s->n)) return i + 1;
+  dt_vec_push(&g->segs, *s);
+  return g->segs.n;
+}
+
+/* A weight whose product is split at once is cut segment by segment: each rank gets its part of q, of k and of v. */
+static void find_segments(placer *p, dt_nid n0) {
+  dt_graph *g = p->g;
+  for (dt_nid i = 0; i < n0; i++) {
+    const dt_node *s = &g->node.p[i];
+    if (s->op != DT_OP_split) continue;
+    const dt_node *l = dt_node_of(g, s->in[0]);
+    const dt_type *t = &p->whole[s->in[0]];
+    if (l->op != DT_OP_linear || s->a.split.dim != t->nd - 1) continue;
+    dt_segs segs = {.n = s->nout};
+    for (int o = 0; o < s->nout; o++) segs.size[o] = p->whole[s->out[o]].dim[t->nd - 1];
+    for (int k = 1; k < l->nin; k++)
+      for (int a = 0; a < p->naxes; a++) {
+        dt_place *w = &g->val.p[l->in[k]].place[p->axis[a]];
+        if (w->kind == DT_S && w->dim == 0) w->segs = (uint16_t)enlist(g, &segs);
+      }
+  }
+}
+
+/* The i-th axis cuts parameter q: c is filled. `outer`: parts in which axes before it have cut the same dim. */
+static dt_status cut(placer *p, const dt_param *q, int a, const dt_place *w, int64_t outer, dt_cut *c) {
+  int n = dt_place_ranks(p, a);
+  char where[300] = "";
+  if (q->file) snprintf(where, sizeof where, "%s:%d", q->file, q->line);
+  *c = (dt_cut){.axis = a, .dim = w->dim, .segs = {.n = 1, .size = {q->whole.dim[w->dim]}}};
+  if (w->segs) c->segs = p->g->segs.p[w->segs - 1];
+  for (int k = 0; k < c->segs.n; k++) {
+    int64_t size = c->segs.size[k], all = n * outer;
+    if (size % all == 0 || (!w->segs && q->padded)) continue;
+    return dt_fail(
+        p->e, DT_EUSER, where,
+        "parameter %s: dim %d has %lld%s, which do not divide among the %lld ranks of axis \"%s\"%s; %lld or %lld "
+        "would",
+        q->name, w->dim, (long long)size, w->segs ? " rows in a segment" : "", (long long)all, p->g->mesh.name[a],
+        outer > 1 ? " and those before it" : "", (long long)(size / all * all), (long long)((size / all + 1) * all));
+  }
+  return DT_OK;
+}
+
+dt_status dt_place_params(placer *p, dt_nid n0) {
+  dt_graph *g = p->g;
+  find_segments(p, n0);
+  for (int i = 0; i < g->param.n; i++) {
+    dt_param *q = &g->param.p[i];
+    dt_value *v = &g->val.p[q->val];
+    v->t = q->whole;
+    for (int k = 0; k < p->naxes; k++) {
+      const dt_place *w = &v->place[p->axis[k]];
+      int64_t outer = 1;
+      if (w->kind != DT_S) continue;
+      for (int o = 0; o < q->ncut; o++)
+        if (q->cut[o].dim == w->dim) outer *= dt_place_ranks(p, q->cut[o].axis);
+      DT_TRY(cut(p, q, p->axis[k], w, outer, &q->cut[q->ncut]));
+      q->ncut++;
+      dt_place_cut(p, &v->t, p->axis[k], w);
+    }
+    dt_view_derive(g, v->node);
+  }
+  return DT_OK;
+}
+
+/* The gradient of a parameter all of whose uses enter divided computing over an axis stays partial there: its bucket reduces it. */
+void dt_place_leave_to_buckets(placer *p) {
+  dt_graph *g = p->g;
+  int *common = dt_xalloc(sizeof *common *
+                          (size_t)(g->val.n + 1)); /* of a parameter's value: axes that all uses so far enter */
+  for (int v = 0; v < g->val.n; v++) common[v] = -1;
+  for (dt_nid k = 0; k < g->node.n; k++) {
+    const dt_node *n = &g->node.p[k];
+    for (int j = 0; j < n->nin && !(n->flags & DT_NODE_DEAD); j++)
+      common[n->in[j]] &= n->op == DT_OP_enter ? (int)n->a.enter.axes : 0;
+  }
+  for (int i = 0; i < g->param.n; i++) {
+    dt_param *q = &g->param.p[i];
+    if (common[q->val] > 0) q->partial = common[q->val];
+  }
+  for (dt_nid k = 0; k < g->node.n; k++) {
+    dt_node *n = &g->node.p[k];
+    if (n->op == DT_OP_enter && dt_node_of(g, n->in[0])->op == DT_OP_param && common[n->in[0]] > 0)
+      n->a.enter.axes &= ~(int64_t)common[n->in[0]];
+  }
+  free(common);
+}
