@@ -32,7 +32,7 @@ try "collectives on 3 ranks" 300 tests/tools/ranks 3 "$b/tests/dist_comm"
 work=$(mktemp -d)
 trap 'rm -rf "$out" "$work"' EXIT
 printf 'In the beginning was the word, and the word was with us.\n%.0s' $(seq 100) > "$work/text.txt"
-for s in tests/dist/dropout.lua "tests/dist/resume.lua --dir $work/r --every 1" "tests/dist/resume.lua --dir $work/r --resume auto" \
+for s in tests/dist/dropout.lua "tests/dist/resume.lua --dir $work/r --every 1 --overwrite" "tests/dist/resume.lua --dir $work/r --resume auto" \
   "examples/own_model.lua" "examples/own_optimizer.lua" "tests/dist/recompute.lua --digest --how full --micro 3" \
   "tests/dist/recompute.lua --digest --kind cnn --how every=2" "tests/dist/recompute.lua --digest --how budget=200kB" \
   "examples/ported/deepspeed.lua" "examples/ported/horovod.lua" \
