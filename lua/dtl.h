@@ -16,6 +16,7 @@
 #define DTL_GRAPH "dtrain.graph"
 #define DTL_PLAN "dtrain.plan"
 #define DTL_SCHEDULE "dtrain.schedule"
+#define DTL_STAGES "dtrain.stages"
 #define DTL_EXEC "dtrain.exec"
 #define DTL_DATASET "dtrain.dataset"
 #define DTL_LOADER "dtrain.loader"

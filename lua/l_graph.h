@@ -40,12 +40,11 @@ typedef struct dtl_verbs {     /* l_verbs.c */
 void dtl_verbs_give(dtl_verbs *c, dt_verbs *out); /* c must outlive out */
 
 /* A checked pipeline schedule (l_schedule.c). */
+const dt_stages *dtl_check_stages(lua_State *L, const char *fn, int arg, int i);
 typedef struct dtl_schedule {
   dt_schedule *s;
 } dtl_schedule;
 dtl_schedule *dtl_check_schedule(lua_State *L, const char *fn, int arg, int i);
-/* The list at index i as dt_stages_make takes it, in memory that stays on the stack; NULL for index 0. */
-const int *dtl_place(lua_State *L, const char *fn, int i, int stages);
 
 /* ---- operations (l_op.c, l_eager.c) ---- */
 /* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns

@@ -20,17 +20,17 @@ static int plan_gc(lua_State *L) {
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *mesh, dt_spec *s) {
-  int64_t chunks = 1;
+static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
   int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
-  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"chunks", 'i', &chunks, NULL}, {"where", 's', &s->where, NULL},
-           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL}, {"place", 'v', &place, NULL});
-  s->chunks = (int)chunks;
-  int axis = dt_mesh_stages(mesh);
-  s->place = dtl_place(L, fn, place, (int)chunks * (axis < 0 ? 1 : mesh->size[axis]));
+  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
+           {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
+  s->stages = place ? dtl_check_stages(L, fn, 1, place) : NULL;
   if (starts) {
     int n = (int)lua_rawlen(L, starts);
+    if (s->stages && n != s->stages->n - 1)
+      dtl_fail(L, "%s: cut names where %d stages begin; %d stages have %d beginnings", fn, n, s->stages->n,
+               s->stages->n - 1);
     const char ***list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
     for (int k = 0; k < n; k++) {
       luaL_checkstack(L, 4, fn);
@@ -46,18 +46,17 @@ static void read_pipeline(lua_State *L, const char *fn, int i, const dt_mesh *me
     }
     s->starts = (const char *const *const *)list;
   }
-  if (schedules) {
-    int n = (int)lua_rawlen(L, schedules);
-    const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
-    for (int k = 0; k < n; k++) {
-      lua_rawgeti(L, schedules, k + 1);
-      list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
-      s->split |= list[k]->split;
-      lua_pop(L, 1);
-    }
-    s->nschedule = n;
-    s->schedule = list;
+  if (!schedules) return;
+  int n = (int)lua_rawlen(L, schedules);
+  const dt_schedule **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, schedules, k + 1);
+    list[k] = dtl_check_schedule(L, fn, 1, -1)->s;
+    s->split |= list[k]->split, s->fused |= list[k]->fused;
+    lua_pop(L, 1);
   }
+  s->nschedule = n;
+  s->schedule = list;
 }
 
 static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name) {
@@ -111,8 +110,8 @@ static void check_options(lua_State *L, const char *fn, const dt_spec *s, int wi
 
 /* g:compile{ train =, precision =, rows =, mesh =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, place, placed, update, keep, buckets,
- * reduce, gather = functions that answer the driver's questions (l_verbs.c), pipeline = { chunks =, where =, starts = lists of parameter names or
- * nil, place = list of the stages' ranks or nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
+ * reduce, gather = functions that answer the driver's questions (l_verbs.c), pipeline = { place = core.stages(...), where =, starts = lists of parameter
+ * names or nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
@@ -160,7 +159,7 @@ int dtl_compile(lua_State *L) {
   check_options(L, fn, &s, wire);
   dtl_verbs_give(&verbs, &s.verbs);
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
-  if (pipeline) read_pipeline(L, fn, pipeline, &m, &s);
+  if (pipeline) read_pipeline(L, fn, pipeline, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);

@@ -1,57 +1,54 @@
--- DualPipeV, the V half of DualPipe (DeepSeek-AI 2024; cut in half by Sea AI Lab): each rank has a stage of the way down the ranks and
--- one of the way up, and in the steady part a forward of one and a backward of the other are one action (F8a+B4b in the chart), so
--- that a
--- device with two streams can run the one's messages under the other's products. It holds 2 n + 1 half-sized activations and idles
--- (n - 1) W when F, B and W take as long; the published (n - 1)(F&B + B - 3 W) lets the next rank wait for gradients of weights too.
--- The full DualPipe keeps every stage twice; this V need not.   dtrain explain examples/strategies/dualpipe.lua --ranks 4 draws it.
+-- DualPipe (DeepSeek-V3, 2024): microbatches enter the pipeline from both ends. Every stage lies on two ranks, r and ranks - 1 - r,
+-- whose gradients are added up; half of the microbatches go each way, and in between a rank runs a forward of one way together with
+-- a backward of the other, so that what the one sends travels while the other computes.
+--   mpirun --oversubscribe -n 4 dtrain examples/strategies/dualpipe.lua
+--   dtrain explain examples/strategies/dualpipe.lua --ranks 4   look at: the chart, F+B+W as one action
 local dt = require "dtrain"
-local args = dt.args { pipeline = 4, micros = 8, steps = 20 }
+local nn, optim, data = dt.nn, dt.optim, dt.data
 
-local function order(rank, ranks, micro)
-  if micro < 2 * ranks then
-    error(("DualPipeV wants %d microbatches or more on %d ranks, not %d; batch.micro sets their size"):format(2 * ranks, ranks, micro),
-      0)
+local dualpipe = {}
+function dualpipe.place(stage, ranks) return { stage, ranks - 1 - stage } end
+
+-- The steps of the paper's public code; "F0" is a forward of the way that begins on this rank's half, "B1" a backward of the other.
+function dualpipe.order(rank, ranks, micro)
+  if ranks % 2 ~= 0 then error("dualpipe needs an even number of ranks", 0) end
+  local half, near, out, done, waiting = ranks // 2, math.min(rank, ranks - 1 - rank), {}, {}, {}
+  local far = half - near - 1
+  local function put(what) -- the next microbatches' actions, together; a small step leaves some out
+    local actions = {}
+    for kind, side in what:gmatch "(%u)(%d)" do
+      local way = rank < half and tonumber(side) or 1 - tonumber(side)
+      local first, last = way * ((micro + 1) // 2), way == 0 and (micro + 1) // 2 or micro
+      done[kind .. side] = (done[kind .. side] or 0) + 1
+      if first + done[kind .. side] <= last then actions[#actions + 1] = { kind, first + done[kind .. side], way + 1 } end
+    end
+    local action = table.remove(actions, 1)
+    if action and #actions > 0 then action.with = actions end
+    out[#out + 1] = action
   end
-  local list, n, weights = {}, {}, {}
-  local function add(action) list[#list + 1] = action end
-  local function next_of(kind, chunk)
-    n[kind .. chunk] = (n[kind .. chunk] or 0) + 1
-    return { kind, n[kind .. chunk], chunk }
+  local function split(side) -- a backward whose weight gradients wait
+    put("B" .. side)
+    waiting[#waiting + 1] = "W" .. side
   end
-  local function forward(chunk) add(next_of("F", chunk)) end
-  local function weight() add(table.remove(weights, 1)) end
-  local function backward(chunk, later) -- the weights' gradients at once, or when `weight` asks for them
-    local b = next_of("B", chunk)
-    add(b)
-    weights[#weights + 1] = { "W", b[2], chunk }
-    if not later then add(table.remove(weights)) end
+  local function weights() put(table.remove(waiting, 1)) end
+
+  for _ = 1, 2 * far do put "F0" end
+  for _ = 0, near do put "F0" put "F1" end
+  for _ = 1, far do split "1" weights() put "F1" end
+  for i = 1, math.max(ranks, (micro + 1) // 2) - ranks + near + 1 do
+    if i == 1 and far == 0 then put "F0" put "B1W1" else put "F0B1W1" end
+    put "F1B0W0"
   end
-  local function both(f, b)
-    local action = next_of("F", f)
-    action.with = next_of("B", b)
-    add(action)
-    add { "W", action.with[2], b }
+  for _ = 1, far do put "B1W1" put "F1B0W0" end
+  for i = 0, near do
+    if i > near // 2 or i == (near + 1) // 2 and near % 2 == 1 then split "1" else put "B1W1" end
+    if i >= (near + 1) // 2 then split "0" else put "B0W0" end
   end
-  local below, half = ranks - rank - 1, (rank + 1) // 2
-  for _ = 1, 2 * below do forward(1) end
-  for _ = 0, rank do forward(1) forward(2) end
-  for _ = 1, below do backward(2, true) weight() forward(2) end
-  for i = 1, micro - 2 * ranks + rank + 1 do
-    if i == 1 and below == 0 then forward(1) backward(2) else both(1, 2) end
-    both(2, 1)
-  end
-  for _ = 1, below do backward(2) both(2, 1) end
-  for i = 0, rank do
-    backward(2, i > half or i == half and rank % 2 == 1)
-    backward(1, i >= half)
-  end
-  for _ = 1, below do weight() backward(1, true) end
-  for _ = 0, rank do weight() end
-  return list
+  for _ = 1, far do weights() split "0" end
+  for _ = 0, near do weights() end
+  return out
 end
 
-local function v(stage, ranks) return stage < ranks and stage or 2 * ranks - 1 - stage end
-return dt.job { model = dt.nn.GPT { vocab = 64, layers = 16, heads = 4, width = 32, context = 16 }, loss = dt.nn.CrossEntropy(),
-  data = dt.data.synthetic { tokens = 64, context = 16, samples = 512 }, batch = { global = args.micros, micro = 1 },
-  optimizer = dt.optim.AdamW { lr = 1e-3 }, steps = args.steps,
-  parallel = { pipeline = args.pipeline, chunks = 2, schedule = { place = v, order = order } } }
+return dt.job { model = nn.GPT { vocab = 64, layers = 8, heads = 4, width = 32, context = 16 }, loss = nn.CrossEntropy(),
+  data = data.synthetic { tokens = 64, context = 16, samples = 256 }, batch = { global = 32, micro = 2 }, steps = 10,
+  optimizer = optim.AdamW { lr = 1e-3 }, parallel = { pipeline = dt.args({ pipeline = 4 }).pipeline, schedule = dualpipe } }

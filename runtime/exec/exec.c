@@ -44,11 +44,8 @@ static dt_status meet(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
   dt_comm *world = x->ctx->comm;
   int stages = dt_mesh_stages(&g->mesh), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
-  for (int a = 0; a < g->mesh.naxes; a++) { /* tensor parts and earlier stages say nothing new */
-    int at = dt_mesh_coord(&g->mesh, world->rank, a);
-    if (a == stages && g->chunks) x->tells &= at == g->map.rank[g->map.stages - 1];
-    else if (!(samples >> a & 1)) x->tells &= at == 0;
-  }
+  for (int a = 0; a < g->mesh.naxes; a++) /* parts of tensors say nothing new; of stages only the last has numbers */
+    if (a != stages && !(samples >> a & 1)) x->tells &= dt_mesh_coord(&g->mesh, world->rank, a) == 0;
   if (g->chunks) DT_TRY(dt_agree(world, "pipelines", g->cut_text, strlen(g->cut_text), dt_agree_script, e));
   dt_comm *c;
   for (int i = 0; i < g->group.n; i++) DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, g->group.p[i], &c, e));

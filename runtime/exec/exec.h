@@ -56,8 +56,8 @@ typedef struct lane {
   int depth;
   void **req, **ack; /* [depth] the message, and on one host the word that it was taken */
   int64_t *
-      head; /* [depth] on one host the message says where in the sender's window the values are; between stages of one rank the
-                      * microbatch whose value waits here, -1: the place is free */
+      head; /* [depth] on one host the message says where in the sender's window the values are; between two chunks of this rank the
+                      * microbatch whose values are there, from 1 */
   char *byte; /* [depth] what the word consists of */
   int64_t count;
 } lane;
@@ -69,9 +69,11 @@ typedef struct pipe { /* of a rank on the axis of stages */
   int *slots;          /* [chunks] */
   int64_t *slot_bytes; /* [chunks] */
   char **slot_base;    /* [chunks] */
-  bool end;            /* has the last stage */
   int **order;         /* [3 chunks] of this step: microbatches of each segment in their order */
+  int *orders;         /* [3 chunks] how many they are */
   int micros;
+  const bound_plan *fed; /* whose inputs are those of microbatch fed_micro; NULL: none's */
+  int fed_micro;
   double spent[DT_PIPE_WAIT + 1]; /* see dt_exec_pipe_times */
   const dt_batch *batch;
   bool evaluating;
@@ -80,7 +82,7 @@ typedef struct pipe { /* of a rank on the axis of stages */
   int nnumbers;
   bool look; /* stop at nothing, note the first value that is not finite */
   const bound *bad;
-  int bad_out, bad_at; /* how far along the way forward and back it came up, -1: it did not */
+  int bad_out, bad_at; /* stage along the way forward and back, from 1 */
 } pipe;
 typedef struct dt_trace dt_trace;
 struct dt_exec {

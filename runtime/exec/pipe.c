@@ -4,7 +4,8 @@
  * ring lies in memory that both see: the message is only the place of the value, which the receiver copies from there, and a word goes back
  * that it was taken. So nothing depends on the sender's attention while it computes. Across hosts MPI carries the values, and the receiver has
  * asked for its next messages before it needs them. A message is known by its edge and microbatch, so two stages may take the microbatches in
- * different orders. Between two stages of one rank the value waits in the ring. Only the computing thread sends and receives; the communication thread has other communicators.
+ * different orders. Between two chunks of one rank there is no message: the receiver copies from the sender's ring, whose depth the rank's own order
+ * of actions decides. Only the computing thread sends and receives; the communication thread has other communicators.
  * No allocation in a step. Called by step.c and run.c. */
 #include <stdlib.h>
 
@@ -16,11 +17,11 @@ dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
   int axis = dt_mesh_stages(&g->mesh), most = 1;
   p->chunks = g->chunks;
   DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, (dt_group){.axes = 1 << axis}, &p->comm, e));
-  p->end = dt_mesh_coord(&g->mesh, x->b[0].plan->spec.rank, axis) == g->map.rank[g->map.stages - 1];
   p->slots = dt_xalloc(sizeof(int) * (size_t)p->chunks);
   p->slot_bytes = dt_xalloc(sizeof(int64_t) * (size_t)p->chunks);
   p->slot_base = dt_xalloc(sizeof(char *) * (size_t)p->chunks);
   p->order = dt_xalloc(sizeof(int *) * (size_t)(3 * p->chunks));
+  p->orders = dt_xalloc(sizeof(int) * (size_t)(3 * p->chunks));
   for (int k = 0; k < x->nplan; k++) {
     const dt_plan *q = x->b[k].plan;
     if (q->lane.n > p->nlane) p->nlane = q->lane.n;
@@ -42,7 +43,7 @@ dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e) {
     lane *l = &p->lane[i];
     for (int k = 0; k < x->nplan; k++) {
       const dt_plan *q = x->b[k].plan;
-      if (i >= q->lane.n) continue;
+      if (i >= q->lane.n || (!q->lane.p[i].send && q->lane.p[i].own >= 0)) continue;
       int64_t n = (q->lane.p[i].bytes + 63) / 64 * 64;
       if (n > l->room) l->room = n;
       if (q->lane.p[i].depth > l->depth) l->depth = q->lane.p[i].depth;
@@ -63,7 +64,8 @@ void dt_pipe_free(dt_exec *x) {
   for (int i = 0; i < p->nlane && p->lane; i++)
     free(p->lane[i].req), free(p->lane[i].ack), free(p->lane[i].head), free(p->lane[i].byte);
   for (int i = 0; i < 3 * p->chunks; i++) free(p->order[i]);
-  free(p->slots), free(p->slot_bytes), free(p->slot_base), free(p->order), free(p->lane), free(p->theirs);
+  free(p->slots), free(p->slot_bytes), free(p->slot_base), free(p->order), free(p->orders), free(p->lane);
+  free(p->theirs);
   free(p);
   x->pipe = NULL;
 }
@@ -84,8 +86,8 @@ static int tag(const pipe *p, int edge, int micro, bool taken) { return 2 * (edg
 /* Asks for the k-th message of lane i in this step, if there is one. */
 static dt_status ask(dt_exec *x, const dt_plan *any, int i, int64_t k, dt_err *e) {
   pipe *p = x->pipe;
-  if (k >= p->micros) return DT_OK;
   const dt_lane *l = &any->lane.p[i];
+  if (k >= (p->evaluating ? p->micros : p->orders[l->seg - DT_SEG_FIXED])) return DT_OK;
   int micro = p->evaluating ? (int)k : p->order[l->seg - DT_SEG_FIXED][k];
   lane *q = &p->lane[i];
   int at = (int)(k % q->depth);
@@ -96,17 +98,15 @@ static dt_status ask(dt_exec *x, const dt_plan *any, int i, int64_t k, dt_err *e
                             tag(p, l->edge, micro, false), &q->req[at], e);
 }
 
-/* Both ends are this rank's. */
-static bool here(const pipe *p, const dt_lane *l) { return l->peer == p->comm->rank; }
-
 static dt_status begin(dt_exec *x, const dt_plan *any, const dt_batch *batch, dt_err *e) {
   pipe *p = x->pipe;
   p->batch = batch, p->micros = batch->nmicro;
+  p->fed = NULL;
   for (int i = 0; i < any->lane.n; i++) {
     const dt_lane *l = &any->lane.p[i];
     p->lane[i].count = 0;
-    for (int k = 0; k < p->lane[i].depth && !l->send && l->from < 0; k++) DT_TRY(ask(x, any, i, k, e));
-    for (int k = 0; k < p->lane[i].depth && here(p, l); k++) p->lane[i].head[k] = -1;
+    if (l->own >= 0) memset(p->lane[i].head, 0, sizeof(int64_t) * (size_t)p->lane[i].depth);
+    for (int k = 0; k < p->lane[i].depth && !l->send && l->own < 0; k++) DT_TRY(ask(x, any, i, k, e));
   }
   return DT_OK;
 }
@@ -129,21 +129,27 @@ static dt_status await(pipe *p, void **req, dt_err *e) {
   return st;
 }
 
-/* The place in a ring between stages of one rank that holds this microbatch's value, or is free (-1). */
-static dt_status place_of(const lane *r, int64_t micro, int *at, dt_err *e) {
-  for (*at = 0; *at < r->depth; ++*at)
-    if (r->head[*at] == micro) return DT_OK;
-  return dt_fail(e, DT_EBUG, NULL, "a ring of %d places between two stages of one rank has none of microbatch %lld",
-                 r->depth, (long long)micro);
+/* The place of this rank's own ring that holds a microbatch, or (micro -1) a free one; -1: there is none. head[at]: the microbatch from 1, 0: free. */
+static int own_place(const lane *r, int micro) {
+  for (int at = 0; at < r->depth; at++)
+    if (r->head[at] == micro + 1) return at;
+  return -1;
 }
 
-/* From one stage of this rank into its ring, and from there to another stage. */
-static dt_status hand_over(dt_exec *x, const dt_lane *l, lane *r, void *from, void *to, dt_err *e) {
-  int at, micro = x->pipe->micro;
-  DT_TRY(place_of(r, from ? -1 : micro, &at, e));
-  char *mem = r->mem + at * r->room;
-  dt_dev_copy(x->compute, from ? mem : to, from ? from : mem, l->bytes);
-  r->head[at] = from ? micro : -1;
+/* A value goes from one chunk of this rank to another. */
+static dt_status keep_own(dt_exec *x, lane *r, const void *v, int64_t bytes, dt_err *e) {
+  int at = own_place(r, -1);
+  if (at < 0) return dt_fail(e, DT_EBUG, NULL, "a ring of %d places between two chunks of a rank is full", r->depth);
+  r->head[at] = x->pipe->micro + 1;
+  dt_dev_copy(x->compute, r->mem + at * r->room, v, bytes);
+  return DT_OK;
+}
+static dt_status take_own(dt_exec *x, lane *r, void *v, int64_t bytes, dt_err *e) {
+  int at = own_place(r, x->pipe->micro);
+  if (at < 0)
+    return dt_fail(e, DT_EBUG, NULL, "microbatch %d is not in the ring between two chunks", x->pipe->micro + 1);
+  r->head[at] = 0;
+  dt_dev_copy(x->compute, v, r->mem + at * r->room, bytes);
   return DT_OK;
 }
 
@@ -151,7 +157,7 @@ dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
   lane *r = &p->lane[q->ins->lane];
-  if (here(p, l)) return hand_over(x, l, r, q->launch.call.in[0].p, NULL, e);
+  if (l->own >= 0) return keep_own(x, r, q->launch.call.in[0].p, l->bytes, e);
   int at = (int)(r->count++ % r->depth);
   char *mem = r->mem + at * r->room;
   const struct dt_comm_vt *vt = p->comm->vt;
@@ -171,7 +177,7 @@ dt_status dt_pipe_recv(dt_exec *x, bound_plan *b, const bound *q, dt_err *e) {
   pipe *p = x->pipe;
   const dt_lane *l = &b->plan->lane.p[q->ins->lane];
   lane *r = &p->lane[q->ins->lane];
-  if (here(p, l)) return hand_over(x, l, &p->lane[l->from], NULL, q->launch.call.out[0].p, e);
+  if (l->own >= 0) return take_own(x, &p->lane[l->own], q->launch.call.out[0].p, l->bytes, e);
   int at = (int)(r->count++ % r->depth);
   const struct dt_comm_vt *vt = p->comm->vt;
   DT_TRY(await(p, &r->req[at], e));
@@ -198,86 +204,114 @@ static int segment(const dt_action *a) {
   return DT_SEG_FIXED + 3 * a->chunk + (a->kind == 'F' ? 0 : a->kind == 'B' ? 1 : 2);
 }
 
-static dt_status act(dt_exec *x, bound_plan *b, int micro, int seg, const dt_dataset *ds, bool first, bool last,
-                     int slot, dt_err *e) {
-  const dt_micro *m = &x->pipe->batch->micro[micro];
-  x->pipe->micro = micro;
-  x->tick.micro = micro;
+/* The instructions from..to of a segment, for one microbatch. The inputs are fed where it reads them and has others. */
+static dt_status piece(dt_exec *x, bound_plan *b, const dt_action *a, int from, int to, const dt_dataset *ds,
+                       dt_err *e) {
+  pipe *p = x->pipe;
+  int seg = segment(a);
+  const dt_micro *m = &p->batch->micro[a->micro];
+  p->micro = a->micro;
+  x->tick.micro = a->micro;
   x->tick.sample = m->sample, x->tick.nsample = m->n;
-  double begin = dt_now(), waited = x->pipe->spent[DT_PIPE_WAIT];
-  if (b->plan->seg[seg].reads) DT_TRY(dt_exec_feed(x, b, m, ds, e));
-  dt_status st = dt_exec_segment(x, b, seg, 0, b->plan->seg[seg].ins.n, first, last, false, slot, e);
-  x->pipe->spent[(seg - DT_SEG_FIXED) % 3] += dt_now() - begin - (x->pipe->spent[DT_PIPE_WAIT] - waited);
+  double begin = dt_now(), waited = p->spent[DT_PIPE_WAIT];
+  if (b->plan->seg[seg].reads && !(p->fed == b && p->fed_micro == a->micro)) {
+    DT_TRY(dt_exec_feed(x, b, m, ds, e));
+    p->fed = b, p->fed_micro = a->micro;
+  }
+  dt_status st = dt_exec_segment(x, b, seg, from, to, a->first, a->last, false, a->slot, e);
+  p->spent[(seg - DT_SEG_FIXED) % 3] += dt_now() - begin - (p->spent[DT_PIPE_WAIT] - waited);
+  if (p->look && p->bad && !p->bad_at) { /* how far along the way, forward and back */
+    const dt_graph *g = b->plan->g;
+    p->bad_at = 1 + (a->kind == 'F' ? g->chunk_stage[a->chunk] : 2 * g->nstage - 1 - g->chunk_stage[a->chunk]);
+  }
   return st;
 }
 
-/* Waits until all that action i and those that belong to it receive has come, so that they run one after the other. */
-static dt_status gather(dt_exec *x, const dt_run *run, int i, const dt_batch *batch, dt_err *e) {
-  pipe *p = x->pipe;
-  const dt_plan *main = x->b[0].plan;
-  for (const dt_action *a = &run->action[i];; a++) {
-    for (int k = 0; k < main->lane.n && a->micro < batch->nmicro; k++) {
-      const dt_lane *l = &main->lane.p[k];
-      lane *r = &p->lane[k];
-      if (!l->send && l->seg == segment(a) && !here(p, l)) DT_TRY(await(p, &r->req[r->count % r->depth], e));
+/* An action is over. */
+static dt_status ended(dt_exec *x, const bound_plan *b, const dt_action *a, int64_t start, double stats[2], dt_err *e) {
+  static const char *const label[3] = {"F of chunk", "B of chunk", "W of chunk"};
+  const dt_graph *g = b->plan->g;
+  if (x->tracing) dt_trace_span(x, label[(segment(a) - DT_SEG_FIXED) % 3], a->chunk, a->micro, start);
+  if (a->kind != 'F' || !b->stats || g->chunk_stage[a->chunk] != g->nstage - 1) return DT_OK;
+  double own[2];
+  DT_TRY(dt_dev_get(x->compute, own, b->stats, sizeof own, e));
+  stats[0] += own[0], stats[1] += own[1];
+  return DT_OK;
+}
+
+/* The first of the actions i..end that is a forward, or is none; end: there is no more. */
+static int next_of(const dt_run *run, int i, int end, bool forward) {
+  while (i < end && (run->action[i].kind == 'F') != forward) i++;
+  return i;
+}
+
+/* Behind the next instruction that starts a communication: then others can run while it travels. */
+static int pause_at(const dt_segment *s, int at) {
+  while (at < s->ins.n && !(s->ins.p[at].kind == DT_I_COMM && s->ins.p[at].ticket)) at++;
+  return at < s->ins.n ? at + 1 : at;
+}
+
+/* Actions i..end that run together: the forwards one after another, and so the rest; each side goes on when the other has started a
+ * communication. A microbatch that only other replicas have is here what all of them communicate. */
+static dt_status together(dt_exec *x, const dt_run *run, int i, int end, const dt_dataset *ds, double stats[2],
+                          dt_err *e) {
+  const dt_batch *batch = x->pipe->batch;
+  int cur[2] = {next_of(run, i, end, true), next_of(run, i, end, false)}, at[2] = {0, 0};
+  int64_t start = x->tracing ? dt_trace_clock() : 0;
+  for (int side = 0; cur[0] < end || cur[1] < end; side = !side) {
+    if (cur[side] == end) continue;
+    const dt_action *a = &run->action[cur[side]];
+    bool none = a->micro >= batch->nmicro;
+    bound_plan *b = none ? &x->b[0] : dt_exec_plan_for(x, batch->micro[a->micro].n);
+    const dt_segment *s = &b->plan->seg[segment(a)];
+    int to = cur[!side] < end ? pause_at(s, at[side]) : s->ins.n;
+    if (none) {
+      x->tick.micro = a->micro, x->tick.nsample = 0;
+      DT_TRY(dt_exec_segment(x, b, segment(a), at[side], to, a->first, a->last, true, a->slot, e));
+    } else {
+      DT_TRY(piece(x, b, a, at[side], to, ds, e));
     }
-    if (!a->with) return DT_OK;
+    at[side] = to;
+    if (to < s->ins.n) continue;
+    if (!none) DT_TRY(ended(x, b, a, start, stats, e));
+    cur[side] = next_of(run, cur[side] + 1, end, side == 0);
+    at[side] = 0;
   }
+  return DT_OK;
+}
+
+/* A step without samples on this rank: zero gradients and every reduction, in the order in which chunks end. */
+static dt_status reduce_only(dt_exec *x, dt_err *e) {
+  const dt_plan *main = x->b[0].plan;
+  for (int i = 0; i < main->run[0].n; i++) {
+    const dt_action *a = &main->run[0].action[i];
+    int seg = segment(a);
+    if (a->last && a->kind != 'F')
+      DT_TRY(dt_exec_segment(x, &x->b[0], seg, 0, main->seg[seg].ins.n, true, true, true, 0, e));
+  }
+  return DT_OK;
 }
 
 dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e) {
   pipe *p = x->pipe;
   const dt_plan *main = x->b[0].plan;
-  const dt_stages *map = &main->g->map;
-  const int me = p->comm->rank;
   int micros = main->lockstep ? (int)batch->most : batch->nmicro;
-  if (!micros) { /* no samples here: zero gradients, every reduction, in the order in which chunks end */
-    for (int i = 0; i < main->run[0].n; i++) {
-      const dt_action *a = &main->run[0].action[i];
-      int seg = segment(a);
-      if (a->last && a->kind != 'F')
-        DT_TRY(dt_exec_segment(x, &x->b[0], seg, 0, main->seg[seg].ins.n, true, true, true, 0, e));
-    }
-    return DT_OK;
-  }
+  if (!micros) return reduce_only(x, e);
   const dt_run *run = run_of(x, micros);
   if (!run) return dt_fail(e, DT_EBUG, NULL, "no schedule for %d microbatches", micros);
   p->evaluating = false;
   for (int k = 0; k < batch->nmicro; k++)
     if (!dt_exec_plan_for(x, batch->micro[k].n))
       return dt_fail(e, DT_EBUG, NULL, "no plan for a microbatch of %lld rows", (long long)batch->micro[k].n);
-  for (int s = 0; s < 3 * p->chunks; s++)
-    for (int i = 0, k = 0; i < run->n; i++)
-      if (segment(&run->action[i]) == DT_SEG_FIXED + s && run->action[i].micro < batch->nmicro)
-        p->order[s][k++] = run->action[i].micro;
-  DT_TRY(begin(x, main, batch, e));
+  memset(p->orders, 0, sizeof(int) * (size_t)(3 * p->chunks));
   for (int i = 0; i < run->n; i++) {
-    const dt_action *a = &run->action[i];
-    int64_t start = x->tracing ? dt_trace_clock() : 0;
-    if (a->micro >= batch->nmicro) { /* other replicas have this one: only what they all communicate */
-      x->tick.micro = a->micro, x->tick.nsample = 0;
-      DT_TRY(dt_exec_segment(x, &x->b[0], segment(a), 0, main->seg[segment(a)].ins.n, a->first, a->last, true, a->slot,
-                             e));
-      continue;
-    }
-    bound_plan *b = dt_exec_plan_for(x, batch->micro[a->micro].n);
-    if (a->with) DT_TRY(gather(x, run, i, batch, e));
-    DT_TRY(act(x, b, a->micro, segment(a), ds, a->first, a->last, a->slot, e));
-    if (x->tracing)
-      dt_trace_span(x,
-                    a->kind == 'F'   ? "F of chunk"
-                    : a->kind == 'B' ? "B of chunk"
-                                     : "W of chunk",
-                    a->chunk, a->micro, start);
-    if (a->kind == 'F' && b->stats && p->end && a->chunk == p->chunks - 1) {
-      double own[2];
-      DT_TRY(dt_dev_get(x->compute, own, b->stats, sizeof own, e));
-      stats[0] += own[0], stats[1] += own[1];
-    }
-    if (p->look && p->bad && p->bad_at < 0) { /* forward in the order of stages, then backward in the reverse */
-      int stage = dt_stages_at(map, me, a->chunk);
-      p->bad_at = a->kind == 'F' ? stage : 2 * map->stages - 1 - stage;
-    }
+    int s = segment(&run->action[i]) - DT_SEG_FIXED;
+    if (run->action[i].micro < batch->nmicro) p->order[s][p->orders[s]++] = run->action[i].micro;
+  }
+  DT_TRY(begin(x, main, batch, e));
+  for (int i = 0, end; i < run->n; i = end) {
+    for (end = i + 1; end < run->n && run->action[end].with;) end++;
+    DT_TRY(together(x, run, i, end, ds, stats, e));
   }
   return finish(x, main, e);
 }
@@ -286,18 +320,22 @@ dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *ba
                        int nsums, dt_err *e) {
   pipe *p = x->pipe;
   p->numbers = numbers, p->nnumbers = n, p->evaluating = true;
-  for (int k = 0; k < batch->nmicro; k++) {
-    p->batch = batch;
+  p->batch = batch;
+  for (int k = 0; k < batch->nmicro; k++)
     if (!plan_of(x, k))
       return dt_fail(e, DT_EBUG, NULL, "no evaluation plan for %lld rows", (long long)batch->micro[k].n);
-  }
   if (!batch->nmicro) return DT_OK;
   const dt_plan *any = x->b[numbers[0]].plan;
   DT_TRY(begin(x, any, batch, e));
   for (int k = 0; k < batch->nmicro; k++) {
     bound_plan *b = plan_of(x, k);
-    for (int c = 0; c < p->chunks; c++) DT_TRY(act(x, b, k, DT_SEG_FIXED + 3 * c, ds, true, true, 0, e));
-    if (p->end) DT_TRY(dt_exec_add_outputs(x, b, sums, nsums, e));
+    const dt_graph *g = b->plan->g;
+    for (int c = 0; c < p->chunks; c++) {
+      const dt_action a = {.kind = 'F', .chunk = (int16_t)c, .micro = k, .first = true, .last = true};
+      DT_TRY(piece(x, b, &a, 0, b->plan->seg[segment(&a)].ins.n, ds, e));
+    }
+    if (g->output.n && g->output.p[0] >= 0)
+      DT_TRY(dt_exec_add_outputs(x, b, sums, nsums, e)); /* it has the last stage */
   }
   return finish(x, any, e);
 }
@@ -306,14 +344,12 @@ dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *ba
 dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, const char *what, double value,
                            dt_err *e) {
   pipe *p = x->pipe;
-  const dt_graph *g = x->b[0].plan->g;
-  double stats[2] = {0, 0}, none = 4.0 * g->map.stages, where = none;
-  p->look = true, p->bad = NULL, p->bad_at = -1;
+  double stats[2] = {0, 0}, none = 2 * x->b[0].plan->g->nstage + 1;
+  p->look = true, p->bad = NULL, p->bad_at = 0;
   DT_TRY(dt_pipe_step(x, batch, ds, stats, e));
   DT_TRY(dt_exec_drain(x, e));
   p->look = false;
-  if (p->bad) where = p->bad_at;
-  double least = where;
+  double where = p->bad ? p->bad_at : none, least = where;
   DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
   if (p->bad && where <= least) return dt_exec_blame(x, p->bad, p->bad_out, batch->step, what, value, e);
   return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; the first value that is not finite came up on another rank%s",

@@ -180,8 +180,9 @@ static char *label_of(const dt_exec *x, const bound_plan *b, const bound *q) {
   else if (ins->kind == DT_I_SEND || ins->kind == DT_I_RECV) {
     const dt_lane *l = &b->plan->lane.p[ins->lane];
     bytes = (double)l->bytes;
+    const dt_edge *edge = &b->plan->g->edge.p[l->edge];
     snprintf(name, sizeof name, ins->kind == DT_I_SEND ? "send to stage %d" : "receive from stage %d",
-             ins->kind == DT_I_SEND ? b->plan->g->edge.p[l->edge].to : b->plan->g->edge.p[l->edge].from);
+             (ins->kind == DT_I_SEND ? edge->to : edge->from) % b->plan->g->nstage);
   } else if (ins->kind == DT_I_WAIT) { /* whom it waits for */
     snprintf(name, sizeof name, "wait");
     for (int s = 0; s < b->plan->nseg; s++)

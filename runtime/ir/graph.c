@@ -24,7 +24,6 @@ void dt_graph_fini(dt_graph *g) {
   dt_vec_free(&g->passed);
   dt_vec_free(&g->output);
   dt_vec_free(&g->block_name);
-  dt_stages_free(&g->map);
   dt_arena_fini(&g->mem);
   *g = (dt_graph){0};
 }

@@ -165,6 +165,7 @@ typedef struct dt_param {
   int partial; /* mesh axes (bits) besides those that divide samples over which the gradient is a partial sum: set by place */
   uint64_t
       stages;   /* coordinates on the axis of stages (bits) whose stages use it, when more than one do: set by stage */
+  bool copied;  /* ... because they have copies of one stage, for several ways of microbatches */
   bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
   bool trainable;
   dt_init init;
@@ -250,7 +251,8 @@ typedef struct dt_share { /* leaf: this rank's share of a bucket's parameters */
 } dt_share;
 /* A value that goes from one stage to another; an edge has the same number on every rank. */
 typedef struct dt_edge {
-  int from, to; /* stages; dt_stages says where they lie */
+  int from, to;         /* copies of stages (dt_stages), of one way */
+  int sender, receiver; /* their coordinates on the axis of stages */
   dt_phase phase;
 } dt_edge;
 /* A divided input that no placement rule had a use for, so that it is gathered (set by place, for explain and check). */
@@ -305,9 +307,10 @@ typedef struct dt_graph {
   dt_recompute recompute;
   int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
-  int chunks;    /* stages on this rank; 0: no pipeline */
-  dt_stages map; /* of all stages */
-  bool split;    /* weight gradients (DT_WGT) run apart from input gradients */
+  int chunks;               /* stages on this rank, a stage of which it has two copies twice; 0: no pipeline */
+  int nstage, *chunk_stage; /* stages of the model; [chunks] which of them each chunk is */
+  bool split;               /* weight gradients (DT_WGT) run apart from input gradients */
+  bool fused;               /* a forward runs together with what is not one: their temporaries lie apart */
   DT_VEC(dt_edge) edge;
   DT_VEC(dt_held) held;
   DT_VEC(dt_passed) passed; /* in the order in which they ran */

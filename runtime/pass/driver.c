@@ -55,7 +55,8 @@ static dt_status run_one(const struct pass *p, dt_graph *g, const dt_spec *s, dt
 }
 
 dt_status dt_compile(dt_graph *g, const dt_spec *s, dt_compiled *c, dt_err *e) {
-  *c = (dt_compiled){.slot = dt_xalloc(sizeof *c->slot * (size_t)(s->chunks + 1)),
+  int most = s->stages ? dt_stages_most(s->stages) : 1;
+  *c = (dt_compiled){.slot = dt_xalloc(sizeof *c->slot * (size_t)(most + 1)),
                      .scaled = dt_xalloc(sizeof *c->scaled * (size_t)(g->param.n + 1))};
   DT_TRY(dt_verify(g, e));
   for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {

@@ -17,6 +17,7 @@ typedef struct class {
   int shared; /* over which states are in shares */
   int keep;   /* dt_keep */
   bool each;
+  uint64_t stages; /* of a parameter with copies on several ranks: those, which add up its gradient together */
 } class;
 typedef struct slot {
   int param, group;
@@ -32,7 +33,7 @@ static int compare_classes(const class *a, const class *b) {
   const int y[6] = {b->chunk, b->wgt, b->axes, b->shared, b->keep, b->each};
   for (int i = 0; i < 6; i++)
     if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
-  return 0;
+  return a->stages != b->stages ? (a->stages < b->stages ? -1 : 1) : 0;
 }
 static int by_ready(const void *a, const void *b) {
   const slot *x = a, *y = b;
@@ -114,27 +115,24 @@ static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, in
   class c = {.chunk = dt_chunk_of(g, p, &wgt, &both), .axes = p->partial | dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)};
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] == 1) c.axes &= ~(1 << a), keep.states &= ~(1 << a);
+  c.stages = p->copied ? p->stages : 0;
   c.wgt = wgt && g->split, c.shared = keep.states, c.each = keep.each;
   c.keep = c.shared ? keep_of(s, p, &keep, read) : DT_KEEP_WHOLE;
-  if (g->chunks && c.each && (c.chunk == DT_CHUNK_SHARED || (both && g->split)))
-    return dt_fail(
-        e, DT_EUSER, NULL,
-        "parameter %s gets its gradient from several parts of the pipeline's schedule, so it cannot be reduced in each "
-        "microbatch; reduce it once a step (zero = 1 does), or take a schedule that does not split backward",
-        p->name);
+  if (g->chunks && (c.chunk == DT_CHUNK_SHARED || (both && g->split)))
+    c.each = false; /* no part of the schedule has the whole of a microbatch's gradient: it adds up over the step */
   *out = (slot){.param = i,
                 .group = p->group,
                 .c = c,
                 .ready = INT32_MAX,
                 .numel = dt_numel(t),
                 .bucket = -1,
-                .alone = p->stages || c.chunk == DT_CHUNK_SHARED};
+                .alone = (p->stages && !p->copied) || c.chunk == DT_CHUNK_SHARED};
   if (p->grad < 0) return DT_OK;
   const dt_node *a = dt_node_of(g, p->grad);
   out->ready = 0;
   for (int k = 0; k < a->nin; k++)
     if (g->val.p[a->in[k]].node > out->ready) out->ready = g->val.p[a->in[k]].node;
-  if (s->verbs.by_registration) out->ready = i;
+  if (s->verbs.by_registration || p->copied) out->ready = i; /* ranks with copies must agree on the buckets */
   return DT_OK;
 }
 

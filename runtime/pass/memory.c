@@ -128,6 +128,24 @@ static int64_t pack_best(life *l, int n, life **best) {
   return pool;
 }
 
+/* The same; where a schedule runs forwards together with backwards, what forward uses lies beside what they use. */
+static int64_t pack_sides(const dt_graph *g, life *l, int n, life **best) {
+  if (!g->fused) return pack_best(l, n, best);
+  life *a, *b;
+  int k = 0;
+  for (int i = 0; i < n; i++) { /* those of forward first */
+    if (g->node.p[l[i].from].phase != DT_FWD) continue;
+    life x = l[k];
+    l[k++] = l[i], l[i] = x;
+  }
+  int64_t first = pack_best(l, k, &a), second = pack_best(l + k, n - k, &b);
+  *best = dt_xalloc(sizeof(life) * (size_t)(n + 1));
+  for (int i = 0; i < k; i++) (*best)[i] = a[i];
+  for (int i = k; i < n; i++) (*best)[i] = b[i - k], (*best)[i].at += first;
+  free(a), free(b);
+  return first + second;
+}
+
 /* What lives from one segment of a microbatch to another has a place in the microbatch's slot of its chunk: packed by lifetime in the
  * order forward, backward, weight gradients. Returns the lives that stay within a segment; slot[c]: bytes of a slot. */
 static int place_slots(dt_graph *g, life *l, int n, int64_t *slot) {
@@ -268,7 +286,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   bool slots = g->chunks > 0;
   if (slots) lives.n = place_slots(g, lives.p, lives.n, slot);
   life *best;
-  int64_t pool = pack_best(wires.p, wires.n, &best), base = bytes[DT_REG_COMM];
+  int64_t pool = pack_sides(g, wires.p, wires.n, &best), base = bytes[DT_REG_COMM];
   for (int i = 0; i < wires.n; i++) {
     dt_value *x = &g->val.p[best[i].root];
     x->region = DT_REG_COMM;
@@ -276,7 +294,7 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   }
   bytes[DT_REG_COMM] += pool;
   free(best);
-  pool = pack_best(lives.p, lives.n, &best);
+  pool = pack_sides(g, lives.p, lives.n, &best);
   /* activations: the most that forward keeps for backward at one moment; the rest of the pool is temporary */
   int first_bwd = nn;
   for (dt_nid i = nn - 1; i >= 0; i--)

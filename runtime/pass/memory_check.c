@@ -59,6 +59,18 @@ static void lifetimes(const dt_graph *g, life *l) {
     if (g->output.p[i] >= 0) l[g->val.p[g->output.p[i]].root].to = end;
 }
 
+/* Where a schedule runs forwards together with backwards, their temporaries share no address. */
+static dt_status sides_apart(const dt_graph *g, const life *l, int n, dt_err *e) {
+  int64_t top = 0;
+  for (int i = 0; i < n; i++)
+    if (l[i].pool == DT_REG_TEMP && g->node.p[g->val.p[l[i].root].node].phase == DT_FWD && l[i].at + l[i].bytes > top)
+      top = l[i].at + l[i].bytes;
+  for (int i = 0; i < n; i++)
+    if (l[i].pool == DT_REG_TEMP && g->node.p[g->val.p[l[i].root].node].phase != DT_FWD && l[i].at < top)
+      return bad(g, l[i].root, e, "lies among the temporaries of forward, with which it runs together");
+  return DT_OK;
+}
+
 static int by_pool_and_start(const void *a, const void *b) {
   const life *x = a, *y = b;
   if (x->pool != y->pool) return x->pool - y->pool;
@@ -125,6 +137,7 @@ dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64
     else if (x->addr + l[v].bytes > room) st = bad(g, v, e, "reaches outside of its region");
     l[n++] = l[v];
   }
+  if (g->fused && !st) st = sides_apart(g, l, n, e);
   if (n) qsort(l, (size_t)n, sizeof *l, by_pool_and_start);
   for (int i = 0, k; i < n && !st; i = k) {
     for (k = i; k < n && l[k].pool == l[i].pool;) k++;

@@ -71,9 +71,9 @@ typedef struct dt_spec {
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
   size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
   /* the mesh's axis of stages */
-  int chunks;       /* stages a rank; 0 counts as 1 */
-  const int *place; /* [stages] coordinate of each stage's rank, NULL: the ranks take turns (dt_stages_make) */
-  bool split;       /* the schedule has actions for weight gradients */
+  const dt_stages *stages; /* which rank has which; NULL: one each, in order */
+  bool split;              /* the schedule has actions for weight gradients */
+  bool fused;              /* it has actions that run together */
   const char *const *const
       *starts;       /* [stages - 1] where stages 1, 2, ... begin: NULL-ended names of parameters; NULL: balanced */
   const char *where; /* position of errors about stages and schedules, or NULL */

@@ -224,22 +224,29 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   return DT_OK;
 }
 
-/* A parameter of several stages, alone in its bucket: the sum of their gradients. In the order of parameters, which those stages share. */
+/* Buckets of parameters that several ranks of the pipeline have (one used by several stages is alone in its own; copies of a stage share some):
+ * the sum of their gradients. In the order of parameters, which those ranks share. */
 static void tie_stages(work *w) {
   dt_graph *g = w->g;
+  bool *tied = dt_xalloc((size_t)w->l->nbucket + 1);
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &g->param.p[i];
-    if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0) continue;
+    if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0 || tied[p->bucket]) continue;
+    tied[p->bucket] = true;
     dt_attr c[DT_MAX_ATTR];
     dt_op_defaults(DT_OP_all_reduce, c);
     dt_group_set(g, c, (dt_group){.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages});
     g->phase = DT_UPD, g->file = p->file, g->line = p->line, g->serves = -1;
     dt_val v = w->flat[p->bucket], r = dt_bn(g, DT_OP_all_reduce, &v, 1, c);
-    dt_node_of(g, r)->reason = dt_arena_printf(
-        &g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
+    dt_node_of(g, r)->reason =
+        p->copied
+            ? dt_arena_printf(
+                  &g->mem, "%s and the rest of its bucket lie on several ranks: their gradients are added up", p->name)
+            : dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
     alias(g, r, v, 0);
     w->flat[p->bucket] = r;
   }
+  free(tied);
 }
 
 /* What the optimizer sees of a bucket. */

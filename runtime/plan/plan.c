@@ -60,11 +60,6 @@ static flight flight_of(const dt_graph *g, const dt_instr *c) {
   return f;
 }
 
-bool dt_instr_travels(const dt_plan *p, const dt_instr *x) {
-  if (x->kind != DT_I_SEND && x->kind != DT_I_RECV) return false;
-  return p->lane.p[x->lane].peer != dt_mesh_coord(&p->g->mesh, p->spec.rank, dt_mesh_stages(&p->g->mesh));
-}
-
 bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c) {
   flight f = flight_of(p->g, c);
   return disturbs(p->g, x, &f);
@@ -173,22 +168,11 @@ static void lower_node(lowering *l, dt_nid i) {
     x.kind = n->op == DT_OP_send ? DT_I_SEND : DT_I_RECV;
     x.group = dt_node_group(n);
     x.lane = p->lane.n;
-    dt_vec_push(&p->lane, ((dt_lane){n->op == DT_OP_send, at, (int)n->attr[3].i, (int)n->attr[4].i, -1, 2,
-                                     dt_nbytes(&x.view[0].t)}));
+    bool send = n->op == DT_OP_send;
+    int peer = (int)(send ? n->a.send.peer : n->a.recv.peer), edge = (int)(send ? n->a.send.edge : n->a.recv.edge);
+    dt_vec_push(&p->lane, ((dt_lane){send, at, peer, edge, -1, 2, dt_nbytes(&x.view[0].t)}));
   } else if (n->phase == DT_FWD || n->phase == DT_BWD || n->phase == DT_WGT) p->flops_micro += dt_node_cost(g, i).flops;
   dt_vec_push(&p->seg[at].ins, x);
-}
-
-/* Finds the lanes whose both ends are here. */
-static void pair_lanes(dt_plan *p, int me) {
-  int *sender = dt_xalloc(sizeof(int) * (size_t)(p->g->edge.n + 1)); /* [edge] its lane */
-  for (int i = 0; i < p->lane.n; i++)
-    if (p->lane.p[i].send) sender[p->lane.p[i].edge] = i;
-  for (int i = 0; i < p->lane.n; i++) {
-    dt_lane *l = &p->lane.p[i];
-    if (!l->send && l->peer == me) l->from = sender[l->edge], l->depth = 0;
-  }
-  free(sender);
 }
 
 static void lower(dt_plan *p) {
@@ -201,6 +185,20 @@ static void lower(dt_plan *p) {
     dt_vec_push(&p->seg[once ? DT_SEG_UPD : l.seg].ins, wait_for(&l.flying.p[f], n, g->node.n - 1));
   }
   dt_vec_free(&l.flying);
+}
+
+/* Messages from a rank to itself: each end knows the other. */
+static void join_lanes(dt_plan *p) {
+  int *sender = dt_xalloc(sizeof(int) * (size_t)(p->g->edge.n + 1)); /* [edge] its sending lane here, from 1 */
+  for (int i = 0; i < p->lane.n; i++)
+    if (p->lane.p[i].send) sender[p->lane.p[i].edge] = i + 1;
+  for (int i = 0; i < p->lane.n; i++) {
+    dt_lane *l = &p->lane.p[i];
+    if (l->send || !sender[l->edge]) continue;
+    l->own = sender[l->edge] - 1;
+    p->lane.p[l->own].own = i;
+  }
+  free(sender);
 }
 
 static void group_text(const dt_graph *g, dt_group group, dt_str *out) {
@@ -267,7 +265,7 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
     int s = dt_plan_segment(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
-      if (dt_instr_travels(p, x)) {
+      if ((x->kind == DT_I_SEND || x->kind == DT_I_RECV) && p->lane.p[x->lane].own < 0) {
         const dt_type *t = &x->view[0].t;
         dt_str_add(out, "%s %s %s %d %s %lld bytes, each microbatch, overlapped; %s\n", dt_op(x->op)->name,
                    p->g->mesh.name[dt_mesh_stages(&p->g->mesh)], x->kind == DT_I_SEND ? "to" : "from",
@@ -320,8 +318,10 @@ int64_t dt_plan_rings(dt_plan *const *p, int n) {
     int depth = 0;
     for (int k = 0; k < n; k++) {
       if (i >= p[k]->lane.n) continue;
-      if (p[k]->lane.p[i].bytes > most) most = p[k]->lane.p[i].bytes;
-      if (p[k]->lane.p[i].depth > depth) depth = p[k]->lane.p[i].depth;
+      const dt_lane *l = &p[k]->lane.p[i];
+      if (!l->send && l->own >= 0) continue;
+      if (l->bytes > most) most = l->bytes;
+      if (l->depth > depth) depth = l->depth;
     }
     sum += (most + 63) / 64 * 64 * depth;
   }
@@ -332,8 +332,8 @@ int64_t dt_plan_rings(dt_plan *const *p, int n) {
 static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
   dt_graph *g = p->g;
   int axis = dt_mesh_stages(&g->mesh), me = dt_mesh_coord(&g->mesh, s->rank, axis);
+  if (g->chunks) join_lanes(p);
   p->slots = dt_xalloc(sizeof(int) * (size_t)(g->chunks + 1));
-  pair_lanes(p, me);
   if (!g->chunks || !s->train) return DT_OK;
   if (!s->nschedule) return dt_fail(e, DT_EBUG, NULL, "a pipeline's training plan needs a schedule");
   dt_link *link = dt_xalloc(sizeof(dt_link) * (size_t)(p->lane.n + 1));
@@ -348,7 +348,7 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
     p->run[k] = (dt_run){d->micros, d->n[me], dt_xalloc(sizeof(dt_action) * (size_t)(d->n[me] + 1))};
     memcpy(p->run[k].action, d->action[me], sizeof(dt_action) * (size_t)d->n[me]);
     for (int c = 0; c < g->chunks; c++)
-      if (d->slots[me * g->chunks + c] > p->slots[c]) p->slots[c] = d->slots[me * g->chunks + c];
+      if (d->slots[me * d->chunks + c] > p->slots[c]) p->slots[c] = d->slots[me * d->chunks + c];
     dt_schedule_depths(d, link, p->lane.n, depth);
     if (!dt_schedule_same_end(s->schedule[0], d, me))
       st = dt_fail(
@@ -357,8 +357,7 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
           "reduced in that order, so it must not depend on the number of microbatches",
           d->micros, me, s->schedule[0]->micros);
   }
-  for (int i = 0; i < p->lane.n; i++)
-    if (p->lane.p[i].from < 0) p->lane.p[i].depth = depth[i];
+  for (int i = 0; i < p->lane.n; i++) p->lane.p[i].depth = depth[i];
   free(link), free(depth);
   return st;
 }
@@ -369,7 +368,7 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   p->g = g;
   p->spec = *s;
   p->spec.layout = NULL, p->spec.verbs = (dt_verbs){0};
-  p->spec.starts = NULL, p->spec.place = NULL, p->spec.where = NULL, p->spec.schedule = NULL;
+  p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL, p->spec.stages = NULL;
   p->rows = rows;
   dt_compiled c;
   dt_status st = dt_compile(g, s, &c, e);

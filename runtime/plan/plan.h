@@ -51,14 +51,13 @@ typedef struct dt_segment {
   bool reads; /* the step's inputs */
   DT_VEC(dt_instr) ins;
 } dt_segment;
-/* Messages of one edge at this end: a ring of buffers in the communication region. Between two stages of one rank nothing travels: the value
- * waits in the sender's ring, and the receiver has none (depth 0). */
+/* Messages of one edge at this end: a ring of buffers in the communication region. */
 typedef struct dt_lane {
   bool send;
   int seg, peer, edge; /* peer: coordinate on the axis */
-  int from;            /* a receiver of what the same rank sends: the lane of the sender; otherwise -1 */
-  int depth;           /* messages in the ring */
-  int64_t bytes;       /* of one message */
+  int own;       /* between two chunks of this rank: the lane of the other end, whose ring a receiver reads; -1: none */
+  int depth;     /* messages in the ring */
+  int64_t bytes; /* of one message */
 } dt_lane;
 typedef struct dt_run { /* this rank's actions in a step of so many microbatches */
   int micros, n;
@@ -88,12 +87,10 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
 void dt_plan_free(dt_plan *p);
 /* Bytes that the activations of all slots take, each slot as large as the largest of n plans' */
 int64_t dt_plan_slots(dt_plan *const *p, int n);
-/* ... and the rings of messages */
+/* ... and the rings of messages; a receiver of this rank's own has none */
 int64_t dt_plan_rings(dt_plan *const *p, int n);
 void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
 void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order: for ranks to compare */
-/* A message to or from another rank? */
-bool dt_instr_travels(const dt_plan *p, const dt_instr *x);
 /* Must x wait for the communication c? Whoever touches what c writes, or writes what c reads, must. */
 bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c);
 

@@ -49,8 +49,9 @@ int dt_plan_traffic(const dt_plan *p, dt_traffic **out) {
     int s = dt_plan_segment(p, k);
     for (int i = 0; i < p->seg[s].ins.n; i++) {
       const dt_instr *x = &p->seg[s].ins.p[i];
-      bool message = dt_instr_travels(p, x);
+      bool message = x->kind == DT_I_SEND || x->kind == DT_I_RECV;
       if (x->kind != DT_I_COMM && !message) continue;
+      if (message && p->lane.p[x->lane].own >= 0) continue; /* it stays on this rank */
       dt_traffic t = {.x = x,
                       .seg = s,
                       .ranks = message ? 2 : dt_group_size(&p->g->mesh, x->group),

@@ -13,7 +13,7 @@ function M.line(job, micro, replicas)
   local a = model.blocks[1].attn
   local width = a.width
   local o = { layers = model.layers, hidden = width, heads = a.heads, sequence = model.context, micro = micro, tensor = p.tensor,
-    pipeline = p.pipeline, chunks = p.chunks }
+    pipeline = p.pipeline, chunks = job.parallel:schedule().chunks }
   local f = formulas.transformer(o)
   local held = p.recompute and f.full / (p.sequence and p.tensor or 1) or p.sequence and f.sequence or f.none
   local blocks = 12 * width ^ 2 * model.layers / (p.tensor * p.pipeline)

@@ -27,20 +27,21 @@ return function(words)
     print(("%-10s %7s %7s %10.2f"):format("together", "", "", 1e3 * total))
     return 0
   end
-  local p, where = job.parallel.p, job:where_is(rank, ranks)
-  local micro = planned.micros(job, where)
+  local where = job:where_is(rank, ranks)
+  local micro, order = planned.micros(job, where), job.parallel:schedule()
+  local _, stages = strategies.among(where.mesh, rank, "stages")
   local list = traffic.list(job, plans, micro)
   local totals = traffic.totals(list)
   if cli.given.json then
     local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(strategies.wide(where.mesh)), collectives = list,
       totals = totals }
-    if p.pipeline > 1 then out.pipeline = util.at(job.where, chart.data, p, micro) end
+    if stages > 1 then out.pipeline = util.at(job.where, chart.data, order, stages, micro) end
     print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
     return 0
   end
-  if p.pipeline > 1 then
-    print(table.concat(util.at(job.where, chart.lines, p, micro), "\n"))
-    local hint = chart.hint(p, job:rows(where.replicas), function(rows) return planned.micros(job, where, rows) end)
+  if stages > 1 then
+    print(table.concat(util.at(job.where, chart.lines, order, stages, micro), "\n"))
+    local hint = chart.hint(order, stages, job:rows(where.replicas), function(rows) return planned.micros(job, where, rows) end)
     if hint then print("note: " .. hint) end
   end
   for _, e in ipairs(list) do print(traffic.line(e)) end

@@ -6,6 +6,7 @@ local core = require "dtrain.core"
 local engines = require "dtrain.engine"
 local memory = require "dtrain.memory"
 local planned = require "dtrain.cmd.planned"
+local strategies = require "dtrain.strategy"
 local traffic = require "dtrain.traffic"
 local util = require "dtrain.util"
 
@@ -54,11 +55,13 @@ return function(words)
   print(("%d rank%s, %s, batch %d: %d microbatch%s of %d on %s"):format(ranks, ranks == 1 and "" or "s", job.precision,
     job.batch.global, steps, steps == 1 and "" or "es", micro, idle and "those that have samples" or "each rank"))
   if idle then print("note: " .. idle) end
-  local p = job.parallel.p
-  if p.pipeline > 1 then
-    local share, s, name = util.at(job.where, chart.bubble, p, planned.micros(job, job:where_is(0, ranks)))
+  local p, where = job.parallel.p, job:where_is(0, ranks)
+  local _, stages = strategies.among(where.mesh, 0, "stages")
+  if stages > 1 then
+    local order = job.parallel:schedule()
+    local share, s = util.at(job.where, chart.bubble, order, stages, planned.micros(job, where))
     print(("pipeline of %d stages, schedule %s: bubble %.1f %% of a step; at most %s microbatches' activations on the stages"):format(
-      p.pipeline * p.chunks, name, 100 * share, table.concat(s:in_flight(), ", ")))
+      stages * order.chunks, order.name, 100 * share, table.concat(s:in_flight(), ", ")))
   end
   print(("%.4g GFLOP of matrix products in a microbatch"):format(list[1].flops / 1e9))
   if p.recompute then

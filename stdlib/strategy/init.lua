@@ -7,7 +7,7 @@
 --   check(p)                 p: the checked options of all strategies; refuses what can't be honoured
 --   axes(p)                  list of { name =, size = n or "auto", splits = "samples" or "stages" or nil }
 --   rewrite(g, p, mesh)      on the traced graph: g:replace(node, f) puts what f composes in a node's place; nodes are entries of
---   g:nodes()
+--                            g:nodes()
 --   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
@@ -21,10 +21,14 @@
 --   function(g, p) }:
 --                            a plan of its own that runs after every so many steps
 --   wire(p)                  how gradients travel by default: { bucket_mb =, first_bucket_mb =, dtype =, by_registration = }
---   pipeline(p, g, how)      what cuts the model into stages and orders them (pipeline.lua)
+--   cut(g, p)                where stages 1, 2, ... of an axis of stages begin: for each a parameter's name, or a list of names; nil:
+--                            balanced
+--   schedule                 { place = function(stage, ranks, chunks) -> rank, order = function(rank, ranks, microbatches, chunks) ->
+--                            actions, chunks = stages a rank }, or a function of p that returns one or nil (stages.lua)
 --   fit(p, how, make)        make() compiles a plan with what p says now; fit calls it until the plan fits
 --   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the library's own
 local core = require "dtrain.core"
+local stages = require "dtrain.strategy.stages"
 local util = require "dtrain.util"
 
 local M = {}
@@ -40,7 +44,8 @@ end
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
   { "place", "function" }, { "rewrite", "function" }, { "recompute", "function" }, { "buckets", "function" }, { "keep", "function" },
   { "reduce", "function" }, { "gather", "function" }, { "update", "function" }, { "replicas", "function|string" },
-  { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "variants", "table" } }
+  { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "variants", "table" },
+  { "cut", "function" }, { "schedule", "function|table" } }
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
@@ -68,6 +73,7 @@ function M.new(given)
   end
   local self = setmetatable({ list = list, p = util.options("dt.job: parallel", given, rows) }, Strategy)
   for _, s in ipairs(list) do if s.check then s.check(self.p) end end
+  self:schedule()
   return self
 end
 
@@ -89,6 +95,9 @@ local function check_axis(s, axis, i, seen)
     seen[seen.auto].size, seen.auto = 1, nil
   end
   seen.scripts = seen.scripts or (axis.size == "auto" and s.scripts)
+  local other = axis.splits == "stages" and seen.stages and seen[seen.stages]
+  if other and other.size == 1 then other.splits, seen.stages = nil, nil end -- an axis of one rank gives way
+  if other and other.size ~= 1 and axis.size == 1 then axis.splits = nil end
   for _, key in ipairs { axis.splits == "stages" and "stages" or false, axis.size == "auto" and "auto" or false } do
     if key and seen[key] then
       util.fail("dt.job: parallel: the axes %s and %s both %s; one can", seen[key], axis.name,
@@ -218,6 +227,15 @@ function Strategy:replicas()
   end) or "equal"
 end
 
+--- What orders the stages (stages.lua): the schedule that a strategy gives, or 1F1B.
+function Strategy:schedule()
+  self.order = self.order or stages.new(self:one("schedule", function(s)
+    if type(s.schedule) == "table" then return s.schedule end
+    return s.schedule(self.p)
+  end) or "1f1b", self.p.chunks)
+  return self.order
+end
+
 --- What the strategies say of the traced graph, in whole shapes: what persists besides the model (in training), what is computed
 --- otherwise, where things lie, and what backward makes again.
 function Strategy:place(graph, mesh, train)
@@ -295,7 +313,11 @@ function Strategy:compile(options, graph, how)
     options.reduce = traced(self, "reduce")
   end
   options.gather = traced(self, "gather")
-  for _, s in ipairs(self:with "pipeline") do s.pipeline(options, p, graph, how) end
+  local _, ranks = M.among(how.where.mesh, how.where.rank, "stages")
+  if ranks == 1 then return end
+  local starts
+  if options.train and not how.layout then starts = self:one("cut", function(s) return s.cut(graph, p) end) end
+  options.pipeline = self:schedule():plan(ranks, options.train and how.micros, starts)
 end
 
 return M

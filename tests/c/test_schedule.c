@@ -7,21 +7,24 @@
 
 static dt_err e;
 
-/* "F1 F2 B1 B2" for each rank; a letter after the number is the chunk, a + joins an action with the next */
-static dt_schedule *placed(int ranks, int chunks, int micros, const int *place, const char *const *text) {
-  dt_schedule *s = NULL;
-  T_CHECK(!dt_schedule_new(ranks, chunks, micros, place, "own.lua:7", &s, &e));
-  for (int r = 0; r < ranks; r++)
+/* "F1 F2+B1 B2" for each rank; a letter after the number is the chunk, + joins what runs together */
+static dt_schedule *placed(const dt_stages *map, int micros, const char *const *text) {
+  dt_schedule *s = dt_schedule_new(map, micros);
+  for (int r = 0; r < map->ranks; r++)
     for (const char *p = text[r]; *p;) {
-      char kind = *p++;
-      int micro = (int)strtol(p, (char **)&p, 10), chunk = *p >= 'a' && *p <= 'z' ? *p++ - 'a' : 0;
-      dt_schedule_add(s, r, kind, chunk, micro - 1, *p == '+');
-      while (*p == ' ' || *p == '+') p++;
+      bool with = *p == '+';
+      char kind = *(p += with), *end;
+      int micro = (int)strtol(p + 1, &end, 10), chunk = *end >= 'a' && *end <= 'z' ? *end++ - 'a' : 0;
+      dt_schedule_add(s, r, kind, chunk, micro - 1, with);
+      for (p = end; *p == ' ';) p++;
     }
   return s;
 }
 static dt_schedule *schedule(int ranks, int chunks, int micros, const char *const *text) {
-  return placed(ranks, chunks, micros, NULL, text);
+  dt_stages *map = dt_stages_even(ranks, chunks);
+  dt_schedule *s = placed(map, micros, text);
+  dt_stages_free(map);
+  return s;
 }
 
 static dt_status check(int ranks, int chunks, int micros, const char *const *text) {
@@ -135,47 +138,6 @@ T_TEST ("chunks: stage 2 is chunk b of rank 0") {
   T_CHECK(CHECK(2, 2, 2, "F1a F2a F1b F2b B1b B2b B1a B2a", "F1a F2a F1b F2b B1b B2b B1a B2a") == DT_OK);
   T_CHECK(CHECK(2, 2, 1, "F1b F1a B1b B1a", "F1a F1b B1b B1a") == DT_EUSER);
   T_CHECK(strstr(e.text, "chunk 2") != NULL);
-}
-static const int v[4] = {0, 1, 1, 0};
-T_TEST ("a map: the ranks' stages in the shape of a V") {
-  dt_schedule *s = placed(2, 2, 2, v,
-                          (const char *const[]){"F1a F2a F1b B1b F2b B2b B1a B2a", "F1a F1b F2a F2b B1b B1a B2b B2a"});
-  T_CHECK(!dt_schedule_check(s, "v", NULL, &e));
-  T_CHECK(s->map.chunk[2] == 1 && dt_stages_at(&s->map, 0, 1) == 3 && s->map.rank[3] == 0);
-  T_CHECK(s->flight[0] == 3 && s->flight[1] == 4);
-  int depth[3] = {0, 0, 0};
-  const dt_link l[3] = {{1, 2}, {0, 1}, {2, 1}}; /* the first and the last between stages of rank 1 */
-  dt_schedule_depths(s, l, 3, depth);
-  T_CHECK(depth[0] == 1 && depth[1] == 2 && depth[2] == 1);
-  dt_schedule_free(s);
-  s = placed(2, 2, 1, v, (const char *const[]){"F1b F1a B1b B1a", "F1a F1b B1b B1a"});
-  e = (dt_err){0};
-  T_CHECK(dt_schedule_check(s, "v", NULL, &e) == DT_EUSER);
-  T_CHECK(strstr(e.text, "stage 0 waits in F1 of chunk 2 for F1 of chunk 2 of stage 1") != NULL);
-  dt_schedule_free(s);
-}
-T_TEST ("a map that gives a rank too many stages, and one that names no rank") {
-  dt_schedule *s = NULL;
-  e = (dt_err){0};
-  T_CHECK(dt_schedule_new(2, 2, 1, (const int[]){0, 1, 0, 0}, "own.lua:7", &s, &e) == DT_EUSER && !s);
-  T_CHECK(strstr(e.text, "place puts stage 3 on rank 0, which has its 2 already") != NULL);
-  T_CHECK(dt_schedule_new(2, 1, 1, (const int[]){0, 2}, "own.lua:7", &s, &e) == DT_EUSER && !s);
-  T_CHECK(strstr(e.text, "stage 1 on rank 2; the pipeline's ranks are 0 to 1") != NULL);
-}
-T_TEST ("a fused action starts when all of its parts can") {
-  dt_schedule *s = schedule(2, 1, 2, (const char *const[]){"F1 F2+B1 B2", "F1 B1 F2 B2"});
-  double **start = dt_xalloc(sizeof(double *) * 2);
-  for (int r = 0; r < 2; r++) start[r] = dt_xalloc(sizeof(double) * 4);
-  T_CHECK(!dt_schedule_check(s, "fused", NULL, &e));
-  T_NEAR(dt_schedule_time(s, 1, 1, 0, start), 7, 0);
-  T_NEAR(start[0][1], 3, 0); /* F2 waits for the other rank's B1 */
-  T_NEAR(start[0][2], 4, 0);
-  for (int r = 0; r < 2; r++) free(start[r]);
-  free(start);
-  dt_schedule_free(s);
-  e = (dt_err){0};
-  T_CHECK(CHECK(2, 1, 2, "F1+B1 F2 B2", "F1 B1 F2 B2") == DT_EUSER);
-  T_CHECK(strstr(e.text, "stage 0 has F1 with B1 before F1") != NULL);
 }
 T_TEST ("a receiver in another order needs deeper rings") {
   dt_schedule *s = schedule(

@@ -349,16 +349,19 @@ schedule("that begins at the end", "return { { 'B', 1 }, { 'F', 1 }, { 'F', 2 },
 schedule("with W on one stage only", "local t = { { 'F', 1 }, { 'B', 1 }, { 'F', 2 }, { 'B', 2 } } if stage == 0 then t[5], t[6] = { 'W', 1 }, { 'W', 2 } end return t",
   "stage 1 of 2 never runs W1")
 schedule("with a chunk that is not there", "return { { 'F', 1, 2 } }", "F1 of chunk 2; chunks are 1 to 1")
-schedule("whose action has two others with it", "return { { 'F', 1, with = { 'B', 1, with = { 'F', 2 } } } }", "action 1 has more than one action with it")
-schedule("whose backward would start with its forward", "return { { 'F', 1, with = { 'B', 1 } }, { 'F', 2 }, { 'B', 2 } }", "stage %d has F1 with B1 before F1")
+schedule("whose action has others with it in turn", "return { { 'F', 1, with = { 'B', 1, with = { 'F', 2 } } } }", "action 1 has an action with it that has others with it itself")
+schedule("whose action has a word with it", "return { { 'F', 1, with = 'B1' } }", "action 1 has a string with it")
+schedule("whose backward would start with its forward", "return { { 'F', 1, with = { 'B', 1 } }, { 'F', 2 }, { 'B', 2 } }", "stage %d runs B1 together with F1, which it needs")
 local function placed_stages(name, body, says, line)
   parallel("a place " .. name, ("pipeline = 2, chunks = 2, schedule = { order = function() return {} end, place = function(stage) return %s end }"):format(body), says,
     { plan = 2, batch = "{ global = 32, micro = 16 }",
       line = line, model = "nn.Sequential { nn.Linear(10, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5) }" })
 end
-placed_stages("that names no rank", "'first'", 'place%(0, 2, 2%) returned "first"; it must return the stage\'s rank, 0 to 1')
-placed_stages("of a rank that is not there", "stage", "place puts stage 2 on rank 2; the pipeline's ranks are 0 to 1", "more")
-placed_stages("that is unfair", "0", "place puts stage 2 on rank 0, which has its 2 already; .- each of the 2 ranks must get 2 of the 4 stages", "more")
+placed_stages("that names no rank", "'first'", "place gives stage 0 first; a rank of the pipeline is a number from 0", "more")
+placed_stages("of a rank that is not there", "stage", "place puts stage 2 on rank 2 of the pipeline; 0 to 1 are there", "more")
+placed_stages("that leaves a rank out", "0", "place gives rank 1 of the pipeline no stage; each of the 2 needs one", "more")
+placed_stages("with copies of some stages only", "stage == 1 and { 0, 1 } or { 0 }", "place gives stage 1 2 ranks and stage 0 1; all stages lie on equally many", "more")
+placed_stages("whose ways end on one rank", "{ stage % 2, 1 }", "rank 1 of the pipeline the last stage twice; each way must end on a rank of its own", "more")
 parallel("a schedule without an order", "pipeline = 2, schedule = { place = function() end }", "schedule.*order")
 -- gradient hooks, and whose the gradients are
 parallel("a hook that is a word", "gradient = { hook = 'bf16' }", 'hook wants a function, got "bf16"')

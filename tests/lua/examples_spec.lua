@@ -11,7 +11,8 @@ local cases = { -- script, ranks, words that make it short, what explain shows
   { "clip_contrastive", 2, "--steps 2", "all_gather data" },
   { "gossip", 4, "--steps 2", "shift ring" }, { "ema", 2, "--steps 2", "all_reduce data" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
-  { "zb_v", 4, "--steps 2", "stage 3  .   .   .   F1a F1b F2a F2b" }, { "dualpipe", 4, "--steps 2", "F8a+B4b W4b F5b+B1a W1a" },
+  { "zb_v", 4, "--steps 2", "rank 3 (stages 3, 4)  .    .    .    F1a  F1b  F2a  F2b" },
+  { "dualpipe", 4, "--steps 2", "F9b  F10b F11b F1a  B1a  W1a  F2a  F12b+B2a+W2a" },
   { "two_optimizers", 2, "--steps 10", "all_reduce data" },
 }
 

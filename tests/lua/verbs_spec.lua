@@ -59,29 +59,49 @@ local function planned(name, words)
   return tonumber((bytes:gsub(",", ""))), text
 end
 
--- A pipeline of the shape of a V with F = B = W: (n - 1) ticks of 6 m + n - 1 are idle, as published for ZB-V (Qi et al. 2024), and for DualPipeV
--- with F&B = F + B - W. What goes from stage n - 1 to n, the turn of the V, stays on its rank.
-local function bubble(most, idle)
+-- A pipeline whose forwards, input gradients and weight gradients take a tick each: idle(n) ticks of a step beside `work` ticks for each
+-- microbatch, most(n) chunks' activations at most, and gaps(n) idle ticks between a rank's first and last action.
+local function bubble(work, idle, most, gaps)
   return function(_, n, words, name)
-    local e = explained(name, n, ("%s --rank %d"):format(words, n - 1)) -- it has the turn
+    local e = explained(name, n, ("%s --rank %d"):format(words, n - 1))
     local m, p = e.microbatches, e.pipeline
-    assert.are.equal(2 * n, m)
-    assert.are.equal(6 * m + n - 1, p.ticks)
-    assert.is_true(math.abs(p.bubble - (n - 1) / (6 * m + n - 1)) < 1e-9, p.bubble)
+    assert.are.equal(16, m)
+    assert.are.equal(work * m + idle(n), p.ticks)
+    assert.is_true(math.abs(p.bubble - idle(n) / p.ticks) < 1e-9, p.bubble)
     for rank, actions in ipairs(p.actions) do
       assert.are.equal(most(n), p.in_flight[rank])
-      local last = actions[#actions]
-      local waits = last.start + 1 - actions[1].start - #actions
-      assert.is_true(waits <= idle(n), ("rank %d idles %g ticks between its actions"):format(rank - 1, waits))
+      local over, waits, i = actions[1].start, 0, 1
+      while i <= #actions do
+        local at, length = actions[i].start, 0
+        repeat length, i = length + 1, i + 1 until not (actions[i] and actions[i].with)
+        waits, over = waits + at - over, at + length
+      end
+      assert.are.equal(gaps(n, rank - 1), waits, ("idle ticks of rank %d"):format(rank - 1))
     end
-    local told = {}
-    for _, c in ipairs(e.collectives) do told[c.reason or ""] = c.peer end
-    assert.are.equal(n - 2, told[("activations go from stage %d to %d"):format(n - 2, n - 1)])
-    assert.are.equal(n - 2, told[("activations go from stage %d to %d"):format(n, n + 1)])
-    assert.is_nil(told[("activations go from stage %d to %d"):format(n - 1, n)])
+    return e
   end
 end
-local function stages(n) return ("--pipeline %d --micros %d"):format(n, 2 * n) end
+-- ZB-V (Qi et al. 2024): no rank idles between its first and last action, 2 n half-sized activations as 1F1B's n whole ones; what goes
+-- from stage n - 1 to n, the turn of the V, stays on its rank.
+local zb_v = bubble(6, function(n) return n - 1 end, function(n) return 2 * n end, function() return 0 end)
+local function turn(_, n, words, name)
+  local told = {}
+  for _, c in ipairs(zb_v(_, n, words, name).collectives) do told[c.reason or ""] = c.peer end
+  assert.are.equal(n - 2, told[("activations go from stage %d to %d"):format(n - 2, n - 1)])
+  assert.are.equal(n - 2, told[("activations go from stage %d to %d"):format(n, n + 1)])
+  for reason in pairs(told) do assert.is_nil(reason:find(("from stage %d to %d"):format(n - 1, n), 1, true), reason) end
+end
+-- DualPipe (DeepSeek-V3, 2024): (n / 2 - 1) (F&B + B - 3 W) is idle, where B = 2 W is a whole backward and F&B = F + B, and n + 1
+-- activations are held; the copies' gradients, those of a whole model over all pairs, are added up two by two.
+local dual = bubble(3, function(n) return (n // 2 - 1) * (3 + 2 - 3) end, function(n) return n + 1 end, function(n, rank)
+  return n - 2 - math.min(rank, n - 1 - rank)
+end)
+local function copies(s, n, words, name)
+  dual(s, n, words, name)
+  local pairs_of = s["pipeline all_reduce f32"]
+  assert.is_true(pairs_of and pairs_of.times <= 8, "few messages: " .. (pairs_of and pairs_of.times or "none"))
+end
+local function stages(n) return ("--pipeline %d"):format(n) end
 
 -- name, lines at most, ranks on which it equals one process, what explain shows for n ranks, words that it needs for n ranks
 local examples = {
@@ -133,8 +153,8 @@ local examples = {
     assert.are.equal(2 * 32 // n * 16 * 4, s["data all_gather f32"].bytes)
     assert.are.equal(2 * 32 * 16 * 4, s["data reduce_scatter f32"].bytes)
   end },
-  { "zb_v", 30, { 2, 4, 8 }, bubble(function(n) return 2 * n end, function() return 0 end), stages }, -- 1F1B holds n whole stages
-  { "dualpipe", 60, { 2, 4, 8 }, bubble(function(n) return 2 * n + 1 end, function(n) return n - 1 end), stages },
+  { "zb_v", 30, { 2, 4, 8 }, turn, stages },
+  { "dualpipe", 60, { 2, 4, 8 }, copies, stages },
   { "gossip", 25, {}, function(s)
     only(s, "ring shift f32")
     near(2 * mlp, s["ring shift f32"].sent, "to both neighbours")
