@@ -20,10 +20,10 @@ static int plan_gc(lua_State *L) {
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
-static void read_pipeline(lua_State *L, const char *fn, int i, dt_spec *s) {
+static void read_stages(lua_State *L, const char *fn, int i, dt_spec *s) {
   int starts = 0, schedules = 0, place = 0;
   luaL_checkstack(L, 16, fn);
-  DTL_OPTS(L, "graph:compile: pipeline", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
+  DTL_OPTS(L, "graph:compile: stages", 1, i, {"place", 'v', &place, NULL}, {"where", 's', &s->where, NULL},
            {"starts", 'v', &starts, NULL}, {"schedules", 'v', &schedules, NULL});
   s->stages = place ? dtl_check_stages(L, fn, 1, place) : NULL;
   if (starts) {
@@ -110,7 +110,7 @@ static void check_options(lua_State *L, const char *fn, const dt_spec *s, int wi
 
 /* g:compile{ train =, precision =, rows =, mesh =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
  * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, place, placed, update, keep, buckets,
- * reduce, gather = functions that answer the driver's questions (l_verbs.c), pipeline = { place = core.stages(...), where =, starts = lists of parameter
+ * reduce, gather = functions that answer the driver's questions (l_verbs.c), stages = { place = core.stages(...), where =, starts = lists of parameter
  * names or nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
 int dtl_compile(lua_State *L) {
   static const char fn[] = "graph:compile";
@@ -118,7 +118,7 @@ int dtl_compile(lua_State *L) {
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
   if (!b->g) dtl_fail(L, "%s: this is the graph of a plan; compile the one that was traced", fn);
   bool train = false, registration = false;
-  int precision = DT_F32, wire = DT_F32, layout = 0, pipeline = 0, mesh = 0;
+  int precision = DT_F32, wire = DT_F32, layout = 0, stages = 0, mesh = 0;
   double bucket = 25, first = 1, clip = 0, clip_value = 0;
   int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = 0;
   const char *optimizer = NULL, *replicas = "equal";
@@ -132,7 +132,7 @@ int dtl_compile(lua_State *L) {
            {"optimizer", 's', &optimizer, NULL}, {"replicas", 's', &replicas, NULL}, {"place", 'v', &verbs.place, NULL},
            {"placed", 'v', &verbs.placed, NULL}, {"update", 'v', &verbs.update, NULL}, {"keep", 'v', &verbs.keep, NULL},
            {"buckets", 'v', &verbs.buckets, NULL}, {"reduce", 'v', &verbs.reduce, NULL},
-           {"gather", 'v', &verbs.gather, NULL}, {"pipeline", 'v', &pipeline, NULL});
+           {"gather", 'v', &verbs.gather, NULL}, {"stages", 'v', &stages, NULL});
   dt_mesh m = mesh_of(L, fn, b, mesh);
   int size = dt_mesh_ranks(&m);
   if (ranks && ranks != size)
@@ -159,7 +159,7 @@ int dtl_compile(lua_State *L) {
   check_options(L, fn, &s, wire);
   dtl_verbs_give(&verbs, &s.verbs);
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
-  if (pipeline) read_pipeline(L, fn, pipeline, &s);
+  if (stages) read_stages(L, fn, stages, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);

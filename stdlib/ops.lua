@@ -45,18 +45,24 @@ end
 --- attrs: causal, causal_align, scale (0 = 1/sqrt(D)), bthd. No T x S matrix is held (Dao 2023). causal with T queries and S keys:
 --- causal_align = "bottom_right" (the default): query i sees keys up to i + S - T, as when a cache holds earlier keys; "top_left":
 --- up to
---- i, as PyTorch's is_causal. With S = T they are one.
+--- i, as PyTorch's is_causal. With S = T they are one. offset = n: query i sees n keys more.
+--- lse = true: a second result f32[B,H,T], the log of the sum of exp of each query's scaled scores, with which results over
+--- parts of the keys are put together; it has a gradient.
 function ops.attention(q, k, v, attrs)
-  if type(attrs) == "table" and attrs.causal_align ~= nil then
+  local lse = false
+  if type(attrs) == "table" and (attrs.causal_align ~= nil or attrs.lse ~= nil) then
     local align = attrs.causal_align
+    lse = util.check("attention: lse", attrs.lse or false, "boolean")
     attrs = util.copy(attrs)
-    attrs.causal_align = nil
-    if align ~= "top_left" and align ~= "bottom_right" then
+    attrs.causal_align, attrs.lse = nil, nil
+    if align ~= nil and align ~= "top_left" and align ~= "bottom_right" then
       util.fail('attention: causal_align is "bottom_right" or "top_left", got %s', util.show(align))
     end
-    attrs.top_left = align == "top_left"
+    if align then attrs.top_left = align == "top_left" end
   end
-  return (op("attention", q, k, v, attrs))
+  local o, l = op("attention", q, k, v, attrs)
+  if lse then return o, l end
+  return o
 end
 
 --- Layer norm over the last attrs.dims dims (1), with weight and bias when given.

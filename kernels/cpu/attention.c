@@ -29,7 +29,7 @@ typedef struct quad {
   int64_t sb, sh, st, sd;
 } quad;
 typedef struct att {
-  quad q, k, v, o, lse, go, gq, gk, gv; /* lse: sd unused */
+  quad q, k, v, o, lse, go, glse, gq, gk, gv; /* lse, glse: sd unused; glse.p NULL: lse has no gradient */
   int64_t B, H, Hk, T_, S, D, strips, blocks;
   bool causal;
   int64_t ahead; /* causal: query t sees keys up to t + ahead */
@@ -81,7 +81,7 @@ static att setup(const dt_call *c) {
   att a = {.causal = c->a.attention.causal, .scale = c->a.attention.scale, .ws = c->ws};
   a.B = q->dim[0], a.H = q->dim[bthd ? 2 : 1], a.T_ = q->dim[bthd ? 1 : 2], a.D = q->dim[3];
   a.Hk = k->dim[bthd ? 2 : 1], a.S = k->dim[bthd ? 1 : 2];
-  a.ahead = c->a.attention.top_left ? 0 : a.S - a.T_;
+  a.ahead = (c->a.attention.top_left ? 0 : a.S - a.T_) + c->a.attention.offset;
   if (a.scale == 0) a.scale = 1 / sqrt((double)a.D);
   a.strips = (a.T_ + ROWS - 1) / ROWS, a.blocks = (a.S + KEYS - 1) / KEYS;
   a.q = quad_of(&c->in[0], bthd), a.k = quad_of(&c->in[1], bthd), a.v = quad_of(&c->in[2], bthd);
@@ -144,6 +144,7 @@ static void run_backward(dt_call *c) {
   att a = setup(c);
   const bool bthd = c->a.attention.bthd, f64 = c->out[0].t.dtype == DT_F64;
   a.o = quad_of(&c->in[3], bthd), a.lse = lse_of(&c->in[4]), a.go = quad_of(&c->in[5], bthd);
+  if (c->nin > 6) a.glse = lse_of(&c->in[6]);
   a.gq = quad_of(&c->out[0], bthd), a.gk = quad_of(&c->out[1], bthd), a.gv = quad_of(&c->out[2], bthd);
   a.each = K_FLOAT(c->out[0].t.dtype, backward_ws, &a);
   if (by_head(&a, c->pool)) {
@@ -358,7 +359,7 @@ static void F(forward_strip)(const att *a, int64_t unit, char *ws) {
   F(forward_one)(a, &f, b, h, s);
 }
 
-/* ---- backward: with P = exp(scores - lse), G = go vT and c = row sums of go o:
+/* ---- backward: with P = exp(scores - lse), G = go vT and c = row sums of go o, less lse's gradient:
  *      gv = PT go,  W = P (G - c),  gq = scale W k,  gk = WT (scale q) ---- */
 
 typedef struct F(bwd) {
@@ -399,13 +400,17 @@ static void F(backward_one)(const att *a, F(bwd) * f, int64_t b, int64_t h, int6
   const int64_t t0 = strip * ROWS, rows = K_MIN(ROWS, a->T_ - t0), end = K_MIN(f->k0 + f->n, seen(a, t0 + rows - 1)),
                 ld = f->ld;
   int64_t see[ROWS];
-  T lse[ROWS], c[ROWS];
+  T lse[ROWS], c[ROWS], glse[ROWS];
   if (end > f->k0) {
     F(get_rows)(f->q, ld, a, &a->q, b, h, t0, rows, (T)a->scale);
     F(get_rows)(f->go, ld, a, &a->go, b, h, t0, rows, 1);
     F(get_rows)(f->o, ld, a, &a->o, b, h, t0, rows, 1);
     for (int64_t i = 0; i < rows; i++) c[i] = F(dot)(f->go + i * ld, f->o + i * ld, ld);
     K_LOAD(lse, quad_at(&a->lse, b, h, t0), a->lse.dtype, a->lse.st, rows);
+    if (a->glse.p) {
+      K_LOAD(glse, quad_at(&a->glse, b, h, t0), a->glse.dtype, a->glse.st, rows);
+      for (int64_t i = 0; i < rows; i++) c[i] -= glse[i];
+    }
   }
   if (want & WANT_Q) memset(f->gq, 0, (size_t)(rows * ld) * sizeof(T));
   for (int64_t k0 = f->k0; k0 < end; k0 += KEYS) {

@@ -252,7 +252,7 @@ static int pause_at(const dt_segment *s, int at) {
 }
 
 /* Actions i..end that run together: the forwards one after another, and so the rest; each side goes on when the other has started a
- * communication. A microbatch that only other replicas have is here what all of them communicate. */
+ * communication. A microbatch that only other replicas have (and micro -1, which no rank has) is here what all of them communicate. */
 static dt_status together(dt_exec *x, const dt_run *run, int i, int end, const dt_dataset *ds, double stats[2],
                           dt_err *e) {
   const dt_batch *batch = x->pipe->batch;
@@ -261,7 +261,7 @@ static dt_status together(dt_exec *x, const dt_run *run, int i, int end, const d
   for (int side = 0; cur[0] < end || cur[1] < end; side = !side) {
     if (cur[side] == end) continue;
     const dt_action *a = &run->action[cur[side]];
-    bool none = a->micro >= batch->nmicro;
+    bool none = a->micro < 0 || a->micro >= batch->nmicro;
     bound_plan *b = none ? &x->b[0] : dt_exec_plan_for(x, batch->micro[a->micro].n);
     const dt_segment *s = &b->plan->seg[segment(a)];
     int to = cur[!side] < end ? pause_at(s, at[side]) : s->ins.n;
@@ -306,7 +306,8 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
   memset(p->orders, 0, sizeof(int) * (size_t)(3 * p->chunks));
   for (int i = 0; i < run->n; i++) {
     int s = segment(&run->action[i]) - DT_SEG_FIXED;
-    if (run->action[i].micro < batch->nmicro) p->order[s][p->orders[s]++] = run->action[i].micro;
+    if (run->action[i].micro >= 0 && run->action[i].micro < batch->nmicro)
+      p->order[s][p->orders[s]++] = run->action[i].micro;
   }
   DT_TRY(begin(x, main, batch, e));
   for (int i = 0, end; i < run->n; i = end) {

@@ -1,7 +1,7 @@
 /* Attention and rotary position embedding. Letters: B batch, T query length, S key length, H heads, D head size. */
 #include "rules.h"
 
-/* ---- attention: placed by whole heads, or by whole samples ---- */
+/* ---- attention: placed by whole heads, by whole samples, or by queries ---- */
 static dt_status attention_inputs(dt_shape_ctx *s, dt_type *lse) {
   bool bthd = s->a->attention.bthd;
   const char *form = bthd ? "[batch, length, heads, size]" : "[batch, heads, length, size]";
@@ -22,7 +22,7 @@ static dt_status attention_inputs(dt_shape_ctx *s, dt_type *lse) {
                 "causal with %lld queries but only %lld keys: the first queries would see nothing; give as many keys, "
                 "or causal_align = \"top_left\"",
                 (long long)q->dim[t], (long long)k->dim[t]);
-  *lse = dt_type_make(DT_F32, 3, (int64_t[]){q->dim[0], q->dim[h], q->dim[t]});
+  *lse = dt_type_make(stat_dtype(q->dtype), 3, (int64_t[]){q->dim[0], q->dim[h], q->dim[t]});
   return DT_OK;
 }
 
@@ -38,36 +38,49 @@ dt_status shape_attention_bwd(dt_shape_ctx *s) {
   DT_TRY(shape_is(s, 3, s->in[0], "the output"));
   DT_TRY(shape_is(s, 4, &lse, "lse"));
   DT_TRY(shape_is(s, 5, s->in[0], "the output's gradient"));
+  if (s->nin > 6) DT_TRY(shape_is(s, 6, &lse, "lse's gradient"));
   for (int i = 0; i < 3; i++) s->out[i] = *s->in[i];
   return done(s, 3);
 }
 
+/* Heads, samples or queries are divided; queries see all keys. */
 dt_status place_attention(dt_place_ctx *c) {
-  int head = c->a->attention.bthd ? 2 : 1;
-  bool by_head = false, by_sample = false;
-  for (int k = 0; k < 3; k++)
-    if (sharded(&c->in[k])) by_head |= c->in[k].dim == head, by_sample |= c->in[k].dim == 0 && even(c, k);
-  const bool cut = c->in_t[0].dim[head] !=
-                   dt_type_of(c->g, c->node->in[0])->dim[head]; /* another axis has heads already */
-  if (by_head && cut && (c->in_t[0].dim[head] % c->n || c->in_t[1].dim[head] % c->n)) return DT_OK;
-  if (by_head) {
-    int64_t h = c->in_t[0].dim[head], kv = c->in_t[1].dim[head];
-    if (h % c->n || kv % c->n)
-      return dt_fail(c->e, DT_EUSER, c->where,
-                     "attention: %lld heads and %lld key/value heads cannot be divided among %d ranks; both must be "
-                     "multiples of %d, or the axis smaller",
-                     (long long)h, (long long)kv, c->n, c->n);
-  } else if (!by_sample) return DT_OK;
-  int d = by_head ? head : 0;
-  for (int k = 0; k < 3; k++) c->want[k] = shard(d, 0);
-  c->out[0] = shard(d, 0);
-  c->out[1] = shard(by_head ? 1 : 0, 0);
+  const int head = c->a->attention.bthd ? 2 : 1, time = 3 - head;
+  const int64_t h = c->in_t[0].dim[head], kv = c->in_t[1].dim[head], t = c->in_t[0].dim[time];
+  bool by_head = false, by_sample = false, by_time = false;
+  for (int k = 0; k < 3; k++) {
+    if (!sharded(&c->in[k])) continue;
+    by_head |= c->in[k].dim == head, by_sample |= c->in[k].dim == 0 && even(c, k);
+    by_time |= c->in[k].dim == time && t % c->n == 0;
+  }
+  if (by_head && (h % c->n || kv % c->n)) {
+    if (c->again) return DT_OK;
+    return dt_fail(c->e, DT_EUSER, c->where,
+                   "attention: %lld heads and %lld key/value heads cannot be divided among %d ranks; both must be "
+                   "multiples of %d, or the axis smaller",
+                   (long long)h, (long long)kv, c->n, c->n);
+  }
+  if (!by_head && !by_sample && !by_time) return DT_OK;
+  int d = by_head ? head : by_sample ? 0 : time;
+  c->want[0] = c->out[0] = shard(d, 0);
+  c->out[1] = shard(by_head ? 1 : by_sample ? 0 : 2, 0);
+  for (int k = 1; k < 3; k++)
+    if (d == time) c->enter[k] = true;
+    else c->want[k] = shard(d, 0);
+  if (d != time) return DT_OK;
+  c->a->attention.offset += c->coord * (t / c->n);
+  if (!c->a->attention.top_left) c->a->attention.offset -= t - t / c->n; /* counted from the last query, of fewer now */
   return DT_OK;
 }
 
 void grad_attention(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
-  dt_val in[6] = {X, in_of(b, n, 1), in_of(b, n, 2), Y, out_of(b, n, 1), GY};
-  const dt_node *back = dt_node_of(b->g, same_attrs(b, n, DT_OP_attention_bwd, in, 6));
+  dt_val gy = GY;
+  if (gy < 0) { /* the loss reads lse alone */
+    dt_type t = *dt_type_of(b->g, Y);
+    gy = dt_build_full(b, 0, t.dtype, t.nd, t.dim);
+  }
+  dt_val in[7] = {X, in_of(b, n, 1), in_of(b, n, 2), Y, out_of(b, n, 1), gy, gout[1]};
+  const dt_node *back = dt_node_of(b->g, same_attrs(b, n, DT_OP_attention_bwd, in, gout[1] >= 0 ? 7 : 6));
   for (int i = 0; i < 3; i++) gin[i] = back->out[i];
 }
 
@@ -92,8 +105,10 @@ dt_status shape_rotary(dt_shape_ctx *s) {
 }
 
 dt_status place_rotary(dt_place_ctx *c) {
-  int time = c->a->rotary.bthd ? 1 : 2;
-  if (sharded(&c->in[0]) && c->in[0].dim != time && c->in[0].dim != 3) keep(c);
+  const int time = c->a->rotary.bthd ? 1 : 2;
+  if (!sharded(&c->in[0]) || c->in[0].dim == 3 || (c->in[0].dim == time && !even(c, 0))) return DT_OK;
+  keep(c);
+  if (c->in[0].dim == time) c->a->rotary.offset += c->coord * (c->in_t[0].dim[time] / c->n);
   return DT_OK;
 }
 

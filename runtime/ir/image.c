@@ -68,14 +68,23 @@ dt_status shape_conv2d_bwd_w(dt_shape_ctx *s) {
   return done(s, 1);
 }
 
+/* By groups, by output channels, by input channels (each rank has a partial sum, the bias comes after the reduction), or by samples. */
 dt_status place_conv2d(dt_place_ctx *c) {
-  bool bias = c->node->nin > 2;
-  if (even(c, 1) && c->in[1].dim == 0 && c->a->conv2d.groups == 1) { /* output channels */
+  const bool bias = c->node->nin > 2, w_out = even(c, 1) && c->in[1].dim == 0, x_in = even(c, 0) && c->in[0].dim == 1;
+  const int64_t groups = c->a->conv2d.groups;
+  if (groups > 1 && groups % c->n == 0 && (w_out || x_in)) {
+    c->want[0] = c->out[0] = shard(1, 0);
+    for (int k = 1; k < c->node->nin; k++) c->want[k] = shard(0, 0);
+    c->a->conv2d.groups /= c->n;
+  } else if (groups == 1 && w_out) {
     c->enter[0] = true;
-    c->want[1] = c->in[1];
-    if (bias) c->want[2] = shard(0, 0);
+    for (int k = 1; k < c->node->nin; k++) c->want[k] = shard(0, 0);
     c->out[0] = shard(1, 0);
-  } else if (even(c, 0) && c->in[0].dim == 0) { /* samples */
+  } else if (groups == 1 && (x_in || (even(c, 1) && c->in[1].dim == 1))) {
+    c->want[0] = c->want[1] = shard(1, 0);
+    c->out[0] = (dt_place){DT_P, 0, 0, 0};
+    if (bias) c->late = 2, c->late_dim = 1;
+  } else if (even(c, 0) && c->in[0].dim == 0) {
     keep(c);
     for (int k = 1; k < c->node->nin; k++) c->enter[k] = true;
   }

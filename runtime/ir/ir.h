@@ -411,7 +411,8 @@ enum {
   OP_COMM = 16,
   OP_LEAF = 32,
   OP_EPI = 64,
-  OP_ELEMENTWISE = 128
+  OP_ELEMENTWISE = 128,
+  OP_GRADS = 256
 };
 #define OP_ACC(mask) ((mask) << 16)
 enum { DT_MAX_SPEC = 10 }; /* attributes of an op */
@@ -458,6 +459,7 @@ typedef struct dt_place_ctx {
   int late,
       late_dim; /* an input to be added after out[0] was reduced, along this dim of it (the bias of a product over a divided dim); -1: none */
   bool whole;   /* inputs are whole on purpose, so nothing is lost by gathering them */
+  bool again;   /* another axis divides the inputs already: their sizes here are not the script's */
   bool vocab;   /* cross-entropy over divided classes */
   bool rows;    /* ... over divided rows: out[0] and out[1] are a mean and its count of this rank's */
   dt_err *e;

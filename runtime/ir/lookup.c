@@ -103,6 +103,35 @@ dt_status shape_scatter_add(dt_shape_ctx *s) {
   return done(s, 1);
 }
 
+/* Other dims than the one that is looked along go together where both have all of it; along that one the index is divided, and the table whole. */
+static bool beside(const dt_place_ctx *c, int k, int64_t dim) {
+  const int d = c->in[k].dim;
+  return even(c, k) && d != dim && c->in_t[0].dim[d] == c->in_t[1].dim[d];
+}
+
+dt_status place_gather(dt_place_ctx *c) {
+  const int64_t dim = c->a->gather.dim;
+  if (beside(c, 0, dim) || beside(c, 1, dim)) {
+    c->want[0] = c->want[1] = c->out[0] = c->in[beside(c, 0, dim) ? 0 : 1];
+  } else if (even(c, 1) && c->in[1].dim == dim) {
+    c->want[1] = c->out[0] = c->in[1];
+    c->enter[0] = true;
+  }
+  return DT_OK;
+}
+
+/* along its dim each rank adds what it has */
+dt_status place_scatter_add(dt_place_ctx *c) {
+  const int k = sharded(&c->in[0]) ? 0 : 1, d = c->in[k].dim;
+  if (!even(c, k)) return DT_OK;
+  dt_list *shape = &c->a->scatter_add.shape;
+  if (d != c->a->scatter_add.dim && shape->v[d] != c->in_t[0].dim[d]) return DT_OK;
+  c->want[0] = c->want[1] = c->in[k];
+  c->out[0] = d == c->a->scatter_add.dim ? (dt_place){DT_P, 0, 0, 0} : shard(d, 0);
+  if (d != c->a->scatter_add.dim) shape->v[d] /= c->n;
+  return DT_OK;
+}
+
 void grad_gather(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_type x = *dt_type_of(b->g, X);
   dt_attrs a = {.scatter_add = {.dim = b->g->node.p[n].a.gather.dim, .shape = list_of(x.nd, x.dim)}};
@@ -122,6 +151,13 @@ dt_status shape_topk(dt_shape_ctx *s) {
   s->out[0] = s->out[1] = t;
   s->out[1].dtype = DT_I64;
   return done(s, 2);
+}
+
+dt_status place_topk(dt_place_ctx *c) {
+  if (!even(c, 0) || c->in[0].dim == c->in_t[0].nd - 1) return DT_OK;
+  keep(c);
+  c->out[1] = c->in[0];
+  return DT_OK;
 }
 
 void grad_topk(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {

@@ -131,6 +131,20 @@ dt_status shape_batch_norm_bwd(dt_shape_ctx *s) {
   return done(s, 3);
 }
 
+/* by channels; and with running statistics by anything else too */
+dt_status place_batch_norm(dt_place_ctx *c) {
+  const bool by_x = even(c, 0), by_w = even(c, 1);
+  if ((by_x && c->in[0].dim == 1) || (!by_x && by_w)) {
+    c->want[0] = c->out[0] = shard(1, 0);
+    for (int k = 1; k < 5; k++) c->want[k] = shard(0, 0);
+    c->out[1] = c->out[2] = shard(0, 0);
+  } else if (by_x && !c->a->batch_norm.training) {
+    keep(c);
+    for (int k = 1; k < 5; k++) c->enter[k] = true;
+  }
+  return DT_OK;
+}
+
 void grad_batch_norm(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_val in[5] = {GY, X, in_of(b, n, 1), out_of(b, n, 1), out_of(b, n, 2)};
   dt_attrs a = {.batch_norm_bwd = {b->g->node.p[n].a.batch_norm.training}};

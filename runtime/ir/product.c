@@ -108,10 +108,10 @@ dt_status place_linear(dt_place_ctx *c) {
     c->want[1] = c->in[1];
     if (bias) c->want[2] = shard(0, c->in[1].segs);
     c->out[0] = shard(last, c->in[1].segs);
-  } else if (sharded(
-                 &c->in[1])) { /* its inputs are: every rank has a partial sum, the bias comes after the reduction */
-    c->want[0] = shard(last, c->in[1].segs);
-    c->want[1] = c->in[1];
+  } else if (sharded(&c->in[1]) || (even(c, 0) && c->in[0].dim == last)) {
+    /* its inputs are: every rank has a partial sum, the bias comes after the reduction */
+    const int segs = sharded(&c->in[1]) ? c->in[1].segs : 0;
+    c->want[0] = shard(last, segs), c->want[1] = shard(1, segs);
     c->out[0] = (dt_place){DT_P, 0, 0, 0};
     if (bias) c->late = 2, c->late_dim = last, c->a->linear.bias = false;
   } else if (sharded(&c->in[0]) && c->in[0].dim < last) { /* rows are */

@@ -59,7 +59,7 @@ static dt_status visit(back *b, dt_nid id, dt_err *e) {
   if (!o->grad)
     return fail_at(&n, e, "the loss needs a gradient through it, and it has none",
                    "wrap its result in stop_gradient to treat it as a constant");
-  for (int i = 1; i < n.nout && !(o->flags & OP_VIEW); i++)
+  for (int i = 1; i < n.nout && !(o->flags & (OP_VIEW | OP_GRADS)); i++)
     if (gout[i] >= 0)
       return fail_at(&n, e, "the loss needs a gradient through its second or third result, which has none",
                      "use the first, or wrap it in stop_gradient");

@@ -114,6 +114,7 @@ static dt_status ask(placer *p, site *s, dt_nid id, int a) {
                     .late = -1,
                     .e = p->e,
                     .where = s->where};
+  for (int k = 0; k < n->nin; k++) c.again |= !dt_type_eq(&s->in_t[k], &p->whole[n->in[k]]);
   DT_TRY(dt_op(n->op)->place(&c));
   if (n->op == DT_OP_place && n->a.place.axis == a) DT_TRY(place_here(p, s, &c));
   else if (c.vocab && s->classes >= 0) s->want[0] = (dt_place){0}; /* one axis divides the classes */
@@ -249,11 +250,12 @@ static dt_status place(placer *p) {
   find_users(p, n0);
   dt_status st = place_all(p, n0);
   if (!st) {
-    dt_place_leave_to_buckets(p);
+    dt_place_settle(p);
     dt_graph_prune(g, g->node.n);
   }
   free(p->whole), free(p->now), free(p->user), free(p->first);
   dt_vec_free(&p->made);
+  dt_vec_free(&p->gathers);
   return st;
 }
 

@@ -10,6 +10,10 @@ typedef struct dt_converted { /* a conversion that was made */
   int enter, next; /* next: of the same value, in placer.made, -1: none */
 } dt_converted;
 
+typedef struct dt_gather { /* what a gather over an axis has made whole, and its all_gather */
+  dt_val whole, comm;
+  int axis;
+} dt_gather;
 typedef struct placer {
   dt_build b; /* its cursor is that of the node being placed */
   dt_graph *g;
@@ -22,6 +26,7 @@ typedef struct placer {
   int axis[DT_MAX_AXES],
       naxes; /* axes that cut tensors, outermost first: on one dim each cuts what those before it have left */
   DT_VEC(dt_converted) made;
+  DT_VEC(dt_gather) gathers;
   int *first;     /* [nv] conversions of a value in `made`, -1: none */
   const char *op; /* of the node being placed, for reasons */
 } placer;
@@ -54,5 +59,5 @@ void dt_place_classes(placer *p, int a, dt_val logits, dt_val labels, const dt_a
 
 /* place_param.c: before the walk (n0: nodes of the traced graph), and behind it. */
 dt_status dt_place_params(placer *p, dt_nid n0);
-void dt_place_leave_to_buckets(placer *p);
+void dt_place_settle(placer *p);
 #endif

@@ -33,11 +33,14 @@ static dt_val gather(placer *p, int a, dt_val v, int dim, int64_t whole, bool pa
   const char *reason = dt_arena_printf(&g->mem, "%s needs whole what is divided over \"%s\" by dim %d", p->op,
                                        g->mesh.name[a], dim);
   dt_val x = dt_build_reshape(&p->b, v, 4, (int64_t[]){1, pre, len, post});
-  x = dt_place_comm(p, DT_OP_all_gather, 1 << a, x, 0, partial, reason);
-  x = dt_build_permute(&p->b, x, (int[]){1, 0, 2, 3});
+  dt_gather made = {.axis = a};
+  made.comm = dt_place_comm(p, DT_OP_all_gather, 1 << a, x, 0, partial, reason);
+  x = dt_build_permute(&p->b, made.comm, (int[]){1, 0, 2, 3});
   t.dim[dim] = n * len;
   x = dt_build_reshape(&p->b, x, t.nd, t.dim);
-  return dt_build_slice(&p->b, x, dim, 0, whole);
+  made.whole = dt_build_slice(&p->b, x, dim, 0, whole);
+  dt_vec_push(&p->gathers, made);
+  return made.whole;
 }
 
 /* P -> S(dim) */

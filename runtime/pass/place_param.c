@@ -73,25 +73,40 @@ dt_status dt_place_params(placer *p, dt_nid n0) {
   return DT_OK;
 }
 
-/* The gradient of a parameter all of whose uses enter divided computing over an axis stays partial there: its bucket reduces it. */
-void dt_place_leave_to_buckets(placer *p) {
-  dt_graph *g = p->g;
-  int *common = dt_xalloc(sizeof *common *
-                          (size_t)(g->val.n + 1)); /* of a parameter's value: axes that all uses so far enter */
-  for (int v = 0; v < g->val.n; v++) common[v] = -1;
+/* Axes (bits) that every reader of a value enters divided computing over: [values], 0 where something else reads it, -1 where nothing does. */
+static int *entered(const dt_graph *g) {
+  int *all = dt_xalloc(sizeof *all * (size_t)(g->val.n + 1));
+  for (int v = 0; v < g->val.n; v++) all[v] = -1;
   for (dt_nid k = 0; k < g->node.n; k++) {
     const dt_node *n = &g->node.p[k];
     for (int j = 0; j < n->nin && !(n->flags & DT_NODE_DEAD); j++)
-      common[n->in[j]] &= n->op == DT_OP_enter ? (int)n->a.enter.axes : 0;
+      all[n->in[j]] &= n->op == DT_OP_enter ? (int)n->a.enter.axes : 0;
   }
+  for (int i = 0; i < g->output.n; i++) all[g->output.p[i]] = 0;
+  if (g->loss >= 0) all[g->loss] = 0;
+  if (g->count >= 0) all[g->count] = 0;
+  return all;
+}
+
+/* Where all that reads a value enters divided computing over an axis, its gradient is left partial there by the `enter` nodes: a parameter's
+ * is reduced by its bucket, and a gathered value's is scattered by the gather. */
+void dt_place_settle(placer *p) {
+  dt_graph *g = p->g;
+  int *all = entered(g),
+      *left = dt_xalloc(sizeof *left * (size_t)(g->val.n + 1)); /* axes that the enters of a value leave */
   for (int i = 0; i < g->param.n; i++) {
     dt_param *q = &g->param.p[i];
-    if (common[q->val] > 0) q->partial = common[q->val];
+    if (all[q->val] > 0) q->partial = left[q->val] = all[q->val];
+  }
+  for (int i = 0; i < p->gathers.n; i++) {
+    const dt_gather *x = &p->gathers.p[i];
+    if (all[x->whole] <= 0 || !(all[x->whole] >> x->axis & 1)) continue;
+    dt_node_of(g, x->comm)->a.all_gather.partial = true;
+    left[x->whole] |= 1 << x->axis;
   }
   for (dt_nid k = 0; k < g->node.n; k++) {
     dt_node *n = &g->node.p[k];
-    if (n->op == DT_OP_enter && dt_node_of(g, n->in[0])->op == DT_OP_param && common[n->in[0]] > 0)
-      n->a.enter.axes &= ~(int64_t)common[n->in[0]];
+    if (n->op == DT_OP_enter) n->a.enter.axes &= ~(int64_t)left[n->in[0]];
   }
-  free(common);
+  free(all), free(left);
 }

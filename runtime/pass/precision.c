@@ -22,7 +22,9 @@ static bool keeps_f32(const dt_graph *g, dt_val v) {
 
 /* inputs that are such statistics, whoever computed them */
 static bool takes_statistics(const dt_node *n, int k) {
-  return (dt_op(n->op)->flags & OP_COMM) || ((n->op == DT_OP_vocab_loss || n->op == DT_OP_cross_entropy_bwd) && k >= 2);
+  return (dt_op(n->op)->flags & OP_COMM) ||
+         ((n->op == DT_OP_vocab_loss || n->op == DT_OP_cross_entropy_bwd) && k >= 2) ||
+         (n->op == DT_OP_attention_bwd && k == 6);
 }
 
 /* The value of `v` in `dtype`, by a cast that stands just before node `at` in time; one cast per value. */

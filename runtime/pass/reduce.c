@@ -290,6 +290,23 @@ static void replace(dt_graph *g, dt_val old, dt_val by, dt_nid before) {
       if (g->node.p[i].in[k] == old) g->node.p[i].in[k] = by;
 }
 
+/* The sum of the squares of all elements, f64: buckets may have travelled in different dtypes, and an op's inputs have one. */
+static dt_val sum_of_squares(const work *w, const dt_val *in, int n) {
+  dt_graph *g = w->g;
+  dt_val sum = -1, *same = dt_xalloc(sizeof *same * (size_t)(n + 1));
+  for (int dtype = 0; dtype < DT_NDTYPE; dtype++) {
+    int count = 0;
+    for (int i = 0; i < n; i++)
+      if (dt_type_of(g, in[i])->dtype == dtype) same[count++] = in[i];
+    if (!count) continue;
+    dt_val s = dt_bn(g, DT_OP_sum_squares, same, count, NULL);
+    if (w->l->shared) dt_node_of(g, s)->flags |= DT_NODE_OWN;
+    sum = sum < 0 ? s : dt_b2(g, DT_OP_add, sum, s);
+  }
+  free(same);
+  return sum < 0 ? dt_scalar(g, 0, DT_F64) : sum;
+}
+
 /* The sum of squares behind the gradient norm: each element once, whatever ranks of this stage hold it. */
 static void rewrite_norm(work *w) {
   dt_graph *g = w->g;
@@ -326,9 +343,7 @@ static void rewrite_norm(work *w) {
           dt_vec_push(&in, w->piece[k]);
       }
     }
-    dt_attr none[DT_MAX_ATTR] = {0};
-    dt_val s = in.n ? dt_bn(g, DT_OP_sum_squares, in.p, in.n, none) : dt_scalar(g, 0, DT_F64);
-    if (in.n && w->l->shared) dt_node_of(g, s)->flags |= DT_NODE_OWN;
+    dt_val s = sum_of_squares(w, in.p, in.n);
     dt_vec_free(&in);
     if (axes)
       s = dt_reduce_comm(

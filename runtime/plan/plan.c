@@ -150,7 +150,8 @@ static void lower_node(lowering *l, dt_nid i) {
   dt_graph *g = p->g;
   const dt_node *n = &g->node.p[i];
   const dt_op_info *op = dt_op(n->op);
-  bool clear = n->op == DT_OP_pack && n->phase != DT_UPD && n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO);
+  bool clear = n->op == DT_OP_pack && n->phase != DT_UPD &&
+               (g->chunks || n->flags & (DT_NODE_WIRE | DT_NODE_LAST_MICRO)); /* a chunk may be idle in a step */
   if ((n->flags & DT_NODE_DEAD) || (op->flags & (OP_LEAF | OP_VIEW)) || n->op == DT_OP_accum_grad ||
       (n->op == DT_OP_pack && !clear))
     return;
@@ -328,6 +329,21 @@ int64_t dt_plan_rings(dt_plan *const *p, int n) {
   return sum;
 }
 
+/* This rank's actions of a schedule. Where no microbatch goes through a chunk, an action of none (micro -1) comes last: its gradients are zero, and take
+ * part in what all replicas reduce. */
+static dt_run run_of(const dt_schedule *d, int me, int chunks) {
+  int n = d->n[me];
+  dt_run r = {d->micros, n, dt_xalloc(sizeof(dt_action) * (size_t)(n + 2 * chunks + 1))};
+  memcpy(r.action, d->action[me], sizeof(dt_action) * (size_t)n);
+  for (int c = 0; c < chunks; c++) {
+    bool idle = true;
+    for (int i = 0; i < n; i++) idle &= r.action[i].chunk != c;
+    for (const char *kind = d->split ? "BW" : "B"; idle && *kind; kind++)
+      r.action[r.n++] = (dt_action){.kind = *kind, .first = true, .last = true, .chunk = (int16_t)c, .micro = -1};
+  }
+  return r;
+}
+
 /* This rank's part of the schedules. */
 static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
   dt_graph *g = p->g;
@@ -342,24 +358,18 @@ static dt_status take_schedules(dt_plan *p, const dt_spec *s, dt_err *e) {
     link[i] = (dt_link){g->edge.p[p->lane.p[i].edge].from, g->edge.p[p->lane.p[i].edge].to};
   p->nrun = s->nschedule;
   p->run = dt_xalloc(sizeof(dt_run) * (size_t)p->nrun);
-  dt_status st = DT_OK;
-  for (int k = 0; k < p->nrun && !st; k++) {
+  for (int k = 0; k < p->nrun; k++) {
     const dt_schedule *d = s->schedule[k];
-    p->run[k] = (dt_run){d->micros, d->n[me], dt_xalloc(sizeof(dt_action) * (size_t)(d->n[me] + 1))};
-    memcpy(p->run[k].action, d->action[me], sizeof(dt_action) * (size_t)d->n[me]);
+    p->run[k] = run_of(d, me, g->chunks);
     for (int c = 0; c < g->chunks; c++)
       if (d->slots[me * d->chunks + c] > p->slots[c]) p->slots[c] = d->slots[me * d->chunks + c];
     dt_schedule_depths(d, link, p->lane.n, depth);
-    if (!dt_schedule_same_end(s->schedule[0], d, me))
-      st = dt_fail(
-          e, DT_EUSER, s->where,
-          "schedule: with %d microbatches the chunks of stage %d end in another order than with %d; gradients are "
-          "reduced in that order, so it must not depend on the number of microbatches",
-          d->micros, me, s->schedule[0]->micros);
+    /* gradients are reduced in the order in which chunks end: where it depends on the number of microbatches, all replicas run as many */
+    for (int r = 0; r < d->map->ranks; r++) p->lockstep |= !dt_schedule_same_end(s->schedule[0], d, r);
   }
   for (int i = 0; i < p->lane.n; i++) p->lane.p[i].depth = depth[i];
   free(link), free(depth);
-  return st;
+  return DT_OK;
 }
 
 dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **out, dt_err *e) {

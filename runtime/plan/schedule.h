@@ -9,7 +9,7 @@ typedef struct dt_action {
   bool with;        /* runs together with the one before it, as one action */
   int16_t chunk;    /* of the rank, counted from 0 */
   int16_t slot;     /* where the microbatch's activations are: dt_schedule_check */
-  int micro;        /* 0-based */
+  int micro;        /* 0-based; -1: none, in a plan (dt_run) alone */
 } dt_action;
 
 typedef struct dt_schedule {

@@ -317,7 +317,7 @@ function Strategy:compile(options, graph, how)
   if ranks == 1 then return end
   local starts
   if options.train and not how.layout then starts = self:one("cut", function(s) return s.cut(graph, p) end) end
-  options.pipeline = self:schedule():plan(ranks, options.train and how.micros, starts)
+  options.stages = self:schedule():plan(ranks, options.train and how.micros, starts)
 end
 
 return M

@@ -263,24 +263,29 @@ static int64_t pos(const shape *s, bool bthd, bool key, int64_t b, int64_t h, in
   int64_t H = key ? s->Hk : s->H, T = key ? s->S : s->T;
   return (bthd ? (b * T + t) * H + h : (b * H + h) * T + t) * s->D + d;
 }
-static void one_attention(int dtype, shape s, bool causal, double scale, bool bthd, bool packed) {
+static void one_attention(int dtype, shape s, bool causal, int64_t offset, double scale, bool bthd, bool packed) {
   dt_view q = fill(heads(dtype, bthd, s.B, s.H, s.T, s.D, packed)),
           k = fill(heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed));
   dt_view v = fill(heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed)), o = heads(dtype, bthd, s.B, s.H, s.T, s.D, false);
-  dt_view go = fill(heads(dtype, bthd, s.B, s.H, s.T, s.D, packed)), lse = make(DT_F32, PLAIN, DIMS(s.B, s.H, s.T));
+  dt_view go = fill(heads(dtype, bthd, s.B, s.H, s.T, s.D, packed)),
+          lse = make(dtype == DT_F64 ? DT_F64 : DT_F32, PLAIN, DIMS(s.B, s.H, s.T)),
+          gl = make(lse.t.dtype, PLAIN, DIMS(s.B, s.H, s.T));
   dt_view g[3] = {heads(dtype, bthd, s.B, s.H, s.T, s.D, packed), heads(dtype, bthd, s.B, s.Hk, s.S, s.D, packed),
                   heads(dtype, bthd, s.B, s.Hk, s.S, s.D, false)};
-  double *Q = values(&q), *K = values(&k), *V = values(&v), *GO = values(&go);
+  if (offset) fill(gl);
+  double *Q = values(&q), *K = values(&k), *V = values(&v), *GO = values(&go), *GL = values(&gl);
   const double sc = scale ? scale : 1 / sqrt((double)s.D);
-  snprintf(what, sizeof what, "B %lld H %lld/%lld T %lld S %lld D %lld causal %d bthd %d packed %d", (long long)s.B,
-           (long long)s.H, (long long)s.Hk, (long long)s.T, (long long)s.S, (long long)s.D, causal, bthd, packed);
+  snprintf(what, sizeof what, "B %lld H %lld/%lld T %lld S %lld D %lld causal %d offset %lld bthd %d packed %d",
+           (long long)s.B, (long long)s.H, (long long)s.Hk, (long long)s.T, (long long)s.S, (long long)s.D, causal,
+           (long long)offset, bthd, packed);
   const int64_t nq = dt_numel(&q.t), nk = dt_numel(&k.t);
   double *wo = zeros(nq), *wl = zeros(s.B * s.H * s.T), *p = zeros(s.S), *w = zeros(s.S);
   double *wg[3] = {zeros(nq), zeros(nk), zeros(nk)};
   for (int64_t b = 0; b < s.B; b++)
     for (int64_t h = 0; h < s.H; h++)
       for (int64_t i = 0; i < s.T; i++) {
-        const int64_t hk = h / (s.H / s.Hk), n = causal ? i + s.S - s.T + 1 : s.S;
+        const int64_t hk = h / (s.H / s.Hk), sees = causal ? i + s.S - s.T + 1 + offset : s.S,
+                      n = sees < s.S ? sees : s.S;
         double m = -INFINITY, l = 0, c = 0;
         for (int64_t j = 0; j < n; j++) {
           p[j] = 0;
@@ -288,6 +293,7 @@ static void one_attention(int dtype, shape s, bool causal, double scale, bool bt
             p[j] += Q[pos(&s, bthd, 0, b, h, i, d)] * K[pos(&s, bthd, 1, b, hk, j, d)] * sc;
           m = fmax(m, p[j]);
         }
+        if (offset) c = -GL[(b * s.H + h) * s.T + i]; /* together with a gradient of lse */
         for (int64_t j = 0; j < n; j++) l += exp(p[j] - m);
         wl[(b * s.H + h) * s.T + i] = m + log(l);
         for (int64_t j = 0; j < n; j++) {
@@ -307,7 +313,7 @@ static void one_attention(int dtype, shape s, bool causal, double scale, bool bt
             wg[1][e] += p[j] * (w[j] - c) * Q[a] * sc;
           }
       }
-  const dt_attr *attr = LIST(I(causal), N(scale), I(bthd));
+  const dt_attr *attr = LIST(I(causal), N(scale), I(bthd), I(0), I(offset));
   double *loose = zeros(nq > nk ? nq : nk);
   /* what o's rounding costs c, and lse's in f64 */
   for (int64_t i = 0; i < (nq > nk ? nq : nk); i++)
@@ -315,7 +321,7 @@ static void one_attention(int dtype, shape s, bool causal, double scale, bool bt
   call(DT_OP_attention, 3, (dt_view[]){q, k, v}, 2, (dt_view[]){o, lse}, attr, NULL, 0);
   all_near("o", &o, wo, NULL);
   all_near("lse", &lse, wl, NULL);
-  call(DT_OP_attention_bwd, 6, (dt_view[]){q, k, v, o, lse, go}, 3, g, attr, NULL, 0);
+  call(DT_OP_attention_bwd, offset ? 7 : 6, (dt_view[]){q, k, v, o, lse, go, gl}, 3, g, attr, NULL, 0);
   for (int i = 0; i < 3; i++) all_near((const char *[]){"gq", "gk", "gv"}[i], &g[i], wg[i], loose);
   free_mem();
 }
@@ -328,8 +334,12 @@ static void test_attention(void) {
     for (size_t i = 0; i < sizeof s / sizeof *s; i++)
       for (int f = 0; f < 4; f++) {
         if (t > 1 && s[i].T * s[i].S > 20000) continue;
-        one_attention(floats[t], s[i], f & 1, f == 2 ? 0.3 : 0, f & 2, s[i].T == s[i].S && (f == 1 || f == 2));
+        one_attention(floats[t], s[i], f & 1, 0, f == 2 ? 0.3 : 0, f & 2, s[i].T == s[i].S && (f == 1 || f == 2));
       }
+  for (size_t i = 0; i < 9; i++) { /* queries that are a part of more, and a gradient of lse */
+    one_attention(floats[i % 2], s[i], true, -(s[i].S / 2), 0, false, false);
+    one_attention(DT_F32, s[i], true, 2, 0, true, false);
+  }
 }
 
 /* ---- convolution ---- */

@@ -87,6 +87,8 @@ static const struct op_test {
     {"attention f64[2,2,3,4] f64[2,2,5,4] f64[2,2,5,4]", 0, 1e-6},
     {"attention f64[1,4,5,4] f64[1,2,5,4] f64[1,2,5,4] causal=1", 0, 1e-6},
     {"attention f64[2,3,2,4] f64[2,5,2,4] f64[2,5,2,4] bthd=1 causal=1 scale=0.3", 0, 1e-6},
+    {"attention f64[2,2,3,4] f64[2,2,6,4] f64[2,2,6,4] causal=1 offset=-2", 0, 1e-6},
+    {"attention f64[2,2,3,4] f64[2,2,6,4] f64[2,2,6,4] causal=1 top_left=1 offset=2", 0, 1e-6},
     {"rotary f64[2,2,3,4] offset=2", 0, 1e-7},
     {"rotary f64[2,3,2,4] bthd=1 theta=100", 0, 1e-7},
     {"embedding i64[2,5] f64[4,3]", 0, 1e-7},
@@ -173,7 +175,7 @@ static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
     loss = loss < 0 ? s : dt_b2(g, DT_OP_add, loss, s);
   }
   DT_TRY(dt_node_add(g, c->op, b->in, c->nin, c->attr, out, e));
-  int nout = dt_op(c->op)->flags & OP_VIEW ? g->node.p[g->node.n - 1].nout : 1;
+  int nout = dt_op(c->op)->flags & (OP_VIEW | OP_GRADS) ? g->node.p[g->node.n - 1].nout : 1;
   for (int o = 0; o < nout; o++)
     if (o != 1)
       loss = dt_b2(

@@ -1,8 +1,5 @@
-/* The checker of pipeline schedules: what it accepts, what it finds out, and what it says about lists that cannot run; and the cutter of stages
- * on a small graph built in C. */
-#include "dt.h"
-#include "exec/ctx.h"
-#include "plan/plan.h"
+/* The checker of pipeline schedules: what it accepts, what it finds out, and what it says about lists and maps that cannot be. */
+#include "plan/schedule.h"
 #include "t.h"
 
 static dt_err e;
@@ -20,6 +17,13 @@ static dt_schedule *placed(const dt_stages *map, int micros, const char *const *
     }
   return s;
 }
+static dt_schedule *of_map(int ranks, int ways, int n, const int *rank, int micros, const char *const *text) {
+  dt_stages *map = NULL;
+  T_CHECK(!dt_stages_new(ranks, ways, n, rank, "own.lua:7", &map, &e));
+  dt_schedule *s = placed(map, micros, text);
+  dt_stages_free(map);
+  return s;
+}
 static dt_schedule *schedule(int ranks, int chunks, int micros, const char *const *text) {
   dt_stages *map = dt_stages_even(ranks, chunks);
   dt_schedule *s = placed(map, micros, text);
@@ -35,65 +39,6 @@ static dt_status check(int ranks, int chunks, int micros, const char *const *tex
   return st;
 }
 #define CHECK(ranks, chunks, micros, ...) check(ranks, chunks, micros, (const char *const[]){__VA_ARGS__})
-
-/* x -> four linear layers with a skip over the middle two -> mean */
-static dt_graph *net(const dt_mesh *mesh, int layers) {
-  dt_graph *g = dt_xalloc(sizeof *g);
-  dt_graph_init(g);
-  g->mesh = *mesh, g->rows = 4, g->file = "net.lua", g->line = 1;
-  dt_type tx = dt_type_make(DT_F32, 2, (int64_t[]){4, 6}), tw = dt_type_make(DT_F32, 2, (int64_t[]){6, 6});
-  dt_input in = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")};
-  dt_vec_push(&g->input, in);
-  static const char *const name[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
-  dt_val x = in.val, skip = -1;
-  for (int i = 0; i < layers; i++) {
-    dt_param p = {.name = name[i],
-                  .val = dt_leaf(g, DT_OP_param, &tw, name[i]),
-                  .grad = -1,
-                  .trainable = true,
-                  .counted = true,
-                  .compute = -1,
-                  .flat = -1};
-    dt_vec_push(&g->param, p);
-    x = dt_b1(g, DT_OP_tanh, dt_bn(g, DT_OP_linear, (dt_val[]){x, p.val}, 2, NULL));
-    if (i == 0) skip = x;
-    if (i == 2) x = dt_b2(g, DT_OP_add, x, skip);
-  }
-  g->loss = dt_reduce(g, DT_OP_mean, dt_b1(g, DT_OP_square, x), 0, NULL, false);
-  return g;
-}
-
-static dt_status cut(dt_graph *g, int rank, const char *const *const *starts, bool split) {
-  dt_spec s = {.train = true,
-               .precision = DT_F32,
-               .verbs = {.wire = DT_F32, .bucket_bytes = 1 << 20, .first_bucket_bytes = 1 << 20},
-               .rank = rank,
-               .starts = starts,
-               .split = split,
-               .where = "own.lua:9"};
-  dt_val scaled[8];
-  dt_layout l = {0};
-  e = (dt_err){0};
-  DT_TRY(dt_pass_grad(g, &e));
-  DT_TRY(dt_pass_update(g, &s, scaled, &e));
-  for (int i = 0; i < g->param.n; i++)
-    dt_b2(g, DT_OP_assign, g->param.p[i].val, dt_b2(g, DT_OP_sub, g->param.p[i].val, scaled[i]));
-  dt_status st = dt_pass_precision(g, &s, &e);
-  if (!st) st = dt_pass_recompute(g, &s, &e);
-  if (!st) st = dt_pass_stage(g, &s, &l, &e);
-  if (!st) st = dt_verify(g, &e);
-  dt_layout_fini(&l);
-  return st;
-}
-static int count(const dt_graph *g, int op, int phase) {
-  int n = 0;
-  for (int i = 0; i < g->node.n; i++) n += g->node.p[i].op == op && (phase < 0 || g->node.p[i].phase == phase);
-  return n;
-}
-static void drop(dt_graph *g) {
-  dt_graph_fini(g);
-  free(g);
-}
 
 T_BEGIN
 T_TEST ("1F1B on two stages: slots, ticks, flight") {
@@ -156,46 +101,72 @@ T_TEST ("a receiver in another order needs deeper rings") {
   T_CHECK(depth[0] == 2 && depth[1] == 2);
   dt_schedule_free(s);
 }
-T_TEST ("the cutter: each rank has its stage, and what crosses has two ends") {
-  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {2}, .role = {DT_AXIS_STAGES}};
-  int sends = 0, recvs = 0, params = 0;
-  for (int r = 0; r < 2; r++) {
-    dt_graph *g = net(&mesh, 4);
-    T_CHECK(!cut(g, r, NULL, false));
-    if (*e.text) T_STR(e.text, "");
-    sends += count(g, DT_OP_send, -1), recvs += count(g, DT_OP_recv, -1), params += g->param.n;
-    T_CHECK(count(g, DT_OP_send, DT_FWD) == (r == 0 ? g->edge.n / 2 : 0));
-    T_CHECK((g->loss >= 0) == (r == 1) && g->norm >= 0);
-    drop(g);
-  }
-  T_CHECK(sends == recvs && sends > 0 && params == 4);
+static const int v[4] = {0, 1, 1, 0};
+T_TEST ("a map: the ranks' stages in the shape of a V") {
+  dt_schedule *s = of_map(2, 1, 4, v, 2,
+                          (const char *const[]){"F1a F2a F1b B1b F2b B2b B1a B2a", "F1a F1b F2a F2b B1b B1a B2b B2a"});
+  T_CHECK(!dt_schedule_check(s, "v", NULL, &e));
+  T_CHECK(s->map->chunk[2] == 1 && dt_stages_of(s->map, 0, 1) == 3 && s->map->rank[3] == 0);
+  T_CHECK(s->flight[0] == 3 && s->flight[1] == 4);
+  int depth[3] = {0, 0, 0};
+  const dt_link l[3] = {{1, 2}, {0, 1}, {2, 1}}; /* the first and the last between stages of rank 1 */
+  dt_schedule_depths(s, l, 3, depth);
+  T_CHECK(depth[0] == 1 && depth[1] == 2 && depth[2] == 1);
+  dt_schedule_free(s);
+  s = of_map(2, 1, 4, v, 1, (const char *const[]){"F1b F1a B1b B1a", "F1a F1b B1b B1a"});
+  e = (dt_err){0};
+  T_CHECK(dt_schedule_check(s, "v", NULL, &e) == DT_EUSER);
+  T_CHECK(strstr(e.text, "rank 0 of the pipeline waits in F1 of chunk 2 for F1 of chunk 2 of rank 1") != NULL);
+  dt_schedule_free(s);
 }
-T_TEST ("the cutter: stages by name, a skip goes straight to where it is used") {
-  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {3}, .role = {DT_AXIS_STAGES}};
-  const char *const b[] = {"b", NULL}, *const c[] = {"c", NULL};
-  const char *const *const starts[] = {b, c};
-  for (int r = 0; r < 3; r++) {
-    dt_graph *g = net(&mesh, 4);
-    T_CHECK(!cut(g, r, starts, true));
-    T_CHECK(g->param.n == (r == 2 ? 2 : 1));
-    if (r == 0) T_CHECK(count(g, DT_OP_send, DT_FWD) == 2); /* to stages 1 and 2 */
-    T_CHECK(count(g, DT_OP_matmul, DT_WGT) + count(g, DT_OP_linear, DT_WGT) >= 1);
-    drop(g);
+T_TEST ("maps that cannot be") {
+  static const struct {
+    int ways, n, rank[4];
+    const char *says;
+  } bad[] = {{1, 2, {0, 2}, "stage 1 on rank 2 of the pipeline; 0 to 1 are there"},
+             {1, 2, {0, -1}, "stage 1 on rank -1"},
+             {1, 3, {0, 0, 0}, "rank 1 of the pipeline no stage"},
+             {2, 2, {0, 1, 0, 1}, "rank 1 of the pipeline the last stage twice"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    dt_stages *map = NULL;
+    e = (dt_err){0};
+    T_CHECK(dt_stages_new(2, bad[i].ways, bad[i].n, bad[i].rank, "own.lua:7", &map, &e) == DT_EUSER && !map);
+    T_CHECK(strstr(e.text, bad[i].says) != NULL);
+    T_STR(e.where, "own.lua:7");
   }
 }
-T_TEST ("the cutter: more stages than places, and stages out of order") {
-  const dt_mesh mesh = {.naxes = 1, .name = {"pipeline"}, .size = {4}, .role = {DT_AXIS_STAGES}};
-  dt_graph *g = net(&mesh, 3);
-  T_CHECK(cut(g, 0, NULL, false) == DT_EUSER);
-  T_CHECK(strstr(e.text, "pipeline = 4") && strstr(e.text, "only 3 of its operations") &&
-          strstr(e.text, "pipeline = 3 would do"));
-  T_STR(e.where, "own.lua:9");
-  drop(g);
-  const dt_mesh three = {.naxes = 1, .name = {"pipeline"}, .size = {3}, .role = {DT_AXIS_STAGES}};
-  const char *const b[] = {"b", NULL}, *const c[] = {"c", NULL};
-  g = net(&three, 4);
-  T_CHECK(cut(g, 0, (const char *const *const[]){c, b}, false) == DT_EUSER);
-  T_CHECK(strstr(e.text, "in the order in which the model runs them") != NULL);
-  drop(g);
+static const int both[4] = {0, 1, 1, 0}; /* two copies of two stages */
+T_TEST ("two ways: a microbatch goes one of them, through one copy of each stage") {
+  dt_schedule *s = of_map(2, 2, 2, both, 2, (const char *const[]){"F1a F2b B2b B1a", "F2b F1a B1a B2b"});
+  T_CHECK(!dt_schedule_check(s, "both", NULL, &e));
+  T_NEAR(dt_schedule_time(s, 1, 1, 0, NULL), 4, 0); /* from both ends at once: no bubble */
+  T_CHECK(s->flight[0] == 2 && s->slots[0] == 1 && s->slots[1] == 1);
+  dt_schedule_free(s);
+  s = of_map(2, 2, 2, both, 2, (const char *const[]){"F1a F2b F1b B1b B2b B1a", "F2b F1a B1a B2b"});
+  e = (dt_err){0};
+  T_CHECK(dt_schedule_check(s, "both", NULL, &e) == DT_EUSER && strstr(e.text, "microbatch 1 goes two ways") != NULL);
+  dt_schedule_free(s);
+  s = of_map(2, 2, 2, both, 2, (const char *const[]){"F1a B1a", "F2b F1a B1a B2b"});
+  e = (dt_err){0};
+  T_CHECK(dt_schedule_check(s, "both", NULL, &e) == DT_EUSER);
+  T_CHECK(strstr(e.text, "rank 0 of the pipeline never runs F2 of chunk 2") && strstr(e.text, "on its way"));
+  dt_schedule_free(s);
+}
+T_TEST ("actions that run together begin when all of them can, and hold their slots until all are over") {
+  dt_schedule *s = schedule(2, 1, 2, (const char *const[]){"F1 F2+B1 B2", "F1 B1 F2 B2"});
+  double *start[2], of[2][4];
+  start[0] = of[0], start[1] = of[1];
+  T_CHECK(!dt_schedule_check(s, "fused", NULL, &e) && s->fused);
+  T_NEAR(dt_schedule_time(s, 1, 1, 0, start), 8, 0);
+  T_NEAR(start[0][1], 3, 0); /* F2 waits for the other rank's B1 */
+  T_NEAR(start[0][2], 3, 0);
+  T_CHECK(s->slots[0] == 2 && s->action[0][1].slot == 1);
+  dt_schedule_free(s);
+  s = schedule(1, 1, 2, (const char *const[]){"F1 B1+W1+F2 B2+W2"}); /* F2 may not have the slot of B1 */
+  T_CHECK(!dt_schedule_check(s, "fused", NULL, &e) && s->slots[0] == 2);
+  dt_schedule_free(s);
+  e = (dt_err){0};
+  T_CHECK(CHECK(2, 1, 2, "F1+B1 F2 B2", "F1 B1 F2 B2") == DT_EUSER);
+  T_CHECK(strstr(e.text, "stage 0 runs B1 together with F1, which it needs") != NULL);
 }
 T_END

@@ -9,7 +9,7 @@ local engines = require "dtrain.engine"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
 local args = dt.args { pipeline = 1, save = "", want = "", models = "tied,untied,skip,shared", schedules = "gpipe,1f1b,interleaved,zb_h1,own",
-  micros = "1,3,4,8", precision = "f32", clip = 0.0, steps = 5 }
+  micros = "1,3,4,8", precision = "f32", clip = 0.0, steps = 5, zero = 0 }
 
 local Net = nn.module "Net"
 function Net:init()
@@ -58,6 +58,30 @@ local function own(stage, stages, micro)
   return order
 end
 
+-- down the ranks and up again, all forwards first
+local v = { chunks = 2, place = function(stage, ranks) return stage < ranks and stage or 2 * ranks - 1 - stage end,
+  order = function(_, _, micro)
+    local order = {}
+    for c = 1, 2 do for i = 1, micro do order[#order + 1] = { "F", i, c } end end
+    for c = 2, 1, -1 do for i = micro, 1, -1 do order[#order + 1] = { "B", i, c } end end
+    return order
+  end }
+
+-- from both ends: odd microbatches go up the ranks, even ones down, whose forwards run together with the backwards of the first
+local both = { place = function(stage, ranks) return { stage, ranks - 1 - stage } end,
+  order = function(_, _, micro)
+    local order = {}
+    for i = 1, micro, 2 do order[#order + 1] = { "F", i, 1 } end
+    for i = 1, micro, 2 do
+      local b = { { "B", i, 1 }, { "W", i, 1 } }
+      if i < micro then order[#order + 1] = { "F", i + 1, 2, with = b }
+      else table.move(b, 1, 2, #order + 1, order) end
+    end
+    for i = 2, micro, 2 do table.move({ { "B", i, 2 }, { "W", i, 2 } }, 1, 2, #order + 1, order) end
+    return order
+  end }
+local schedules = { own = own, v = v, both = both }
+
 local function job(model, schedule, micro)
   local gpt = model == "tied" or model == "untied"
   local set = gpt and text(44) or data.synthetic { inputs = { 6 }, targets = { 3 }, samples = 44 }
@@ -67,7 +91,7 @@ local function job(model, schedule, micro)
     loss = gpt and nn.CrossEntropy() or nn.MSE(), data = { train = set:subset(0, 28), valid = set:subset(28, 44) },
     batch = { global = 8, micro = -(-8 // micro) }, steps = args.steps, precision = args.precision, clip = args.clip > 0 and args.clip or nil,
     optimizer = optim.AdamW { lr = 1e-2 }, eval = { metrics = { "loss" } },
-    parallel = { pipeline = args.pipeline, schedule = schedule == "own" and own or schedule } }
+    parallel = { pipeline = args.pipeline, schedule = schedules[schedule] or schedule, zero = args.zero } }
 end
 
 local function train(model, schedule, micro)

@@ -82,9 +82,18 @@ describe("training on a pipeline equals one process", function()
   it("with a layer that several stages and several chunks share", function()
     compare("--pipeline 2 --micros 8 --schedules interleaved,zb_h1 --models shared", 4, 2e-5, 2)
   end)
+  it("with stages in a V, and with copies of them for microbatches from both ends", function()
+    compare("--pipeline 2 --micros 1,3,8 --schedules v,both --models tied,skip,shared", 2, 2e-5, 18)
+    compare("--pipeline 4 --micros 8 --schedules v,both --models tied,skip,shared", 4, 2e-5, 6)
+  end)
+  for zero = 1, 3 do
+    it(("with zero = %d, whichever parts of the schedule make a parameter's gradient"):format(zero), function()
+      compare(("--zero %d --pipeline 2 --micros 3,8 --schedules zb_h1,v,both --models tied,shared"):format(zero), 4, 2e-5, 12)
+    end)
+  end
   it("with clipping, on 2 pipelines of 2", function()
     reference "--clip 0.1 --models tied"
-    compare("--clip 0.1 --models tied --pipeline 2 --micros 4 --schedules 1f1b", 4, 2e-5, 1)
+    compare("--clip 0.1 --models tied --pipeline 2 --micros 4 --schedules 1f1b,both", 4, 2e-5, 2)
   end)
   for _, precision in ipairs { "bf16", "f16" } do
     it("in " .. precision, function()
@@ -123,6 +132,26 @@ describe("a checkpoint of a pipeline", function()
     local names = {}
     for name in dt.sorted(dt.load(whole .. "/step-00000008/model.safetensors")) do names[#names + 1] = name end
     assert.are.same({ "0.bias", "0.weight", "2.bias", "2.weight", "4.bias", "4.weight" }, names)
+  end)
+end)
+
+describe("planning a pipeline", function()
+  it("takes a value that doubles 64 times as one that every stage makes once: less than a second", function()
+    support.write(dir .. "/doubles.lua", [[
+      local dt = require "dtrain"
+      local Net = dt.nn.module "Net"
+      function Net:init() self.a, self.b = dt.nn.Linear(8, 8), dt.nn.Linear(8, 4) end
+      function Net:forward(x)
+        local m = dt.sigmoid(x)
+        for _ = 1, 64 do m = m * m + m end
+        return self.b(self.a(x) * m)
+      end
+      return dt.job { model = Net(), loss = dt.nn.MSE(), data = dt.data.synthetic { inputs = { 8 }, targets = { 4 }, samples = 64 },
+        batch = { global = 8, micro = 2 }, steps = 3, optimizer = dt.optim.SGD { lr = 1e-2 }, parallel = { pipeline = 2 } }]])
+    local began = os.time()
+    local code, text = support.run(("plan %s/doubles.lua --ranks 2"):format(dir))
+    assert.are.equal(0, code, text)
+    assert.is_true(os.time() - began <= 1, text)
   end)
 end)
 

@@ -149,6 +149,28 @@ local examples = {
     assert.are.equal(4 * 8 * 8 * 5 // n * 32 * 4, a.bytes)
     assert.is_nil(s["experts all_gather f32"])
   end },
+  { "ring_attention", 60, { 2, 4, 8 }, function(s, n) -- keys and values of [batch, time, width] to the neighbour, n - 1 times each way
+    only(s, "ring shift f32", "ring all_reduce f32")
+    local a = s["ring shift f32"]
+    assert.are.equal(2 * 2 * (n - 1), a.times)
+    assert.are.equal(2 * 2 * (n - 1) * 2 * 8 * 32 // n * 64 * 4, a.sent)
+  end },
+  { "tensor_2d", 40, { 2, 4, 8 }, function(s, n) -- three products: inputs along the columns, weights along the rows
+    local rows, weights, inputs = n // 2, 64 * 128 + 128 * 128 + 128 * 16, 64 + 128 + 128
+    assert.are.equal(32 // rows * inputs // 2 * 4, s["col all_gather f32"].bytes)
+    assert.are.equal(32 // rows * (128 + 128) * 4, s["col reduce_scatter f32"].bytes) -- the job's inputs have no gradient
+    if rows > 1 then
+      assert.are.equal(weights // n * 4, s["row all_gather f32"].bytes)
+      assert.are.equal(weights // 2 * 4, s["row reduce_scatter f32"].bytes)
+    end
+    local _, text = planned("tensor_2d", "--ranks " .. n)
+    near((weights / n + 272 / 2) * 4, tonumber((text:match "parameters%s+([%d,]+)":gsub(",", ""))), "parameters")
+  end },
+  { "conv_channels", 40, { 2, 4, 8 }, function(s, n) -- behind each pair; before the second there and back (images have no gradient)
+    only(s, "channels all_reduce f32", "channels all_gather f32")
+    assert.are.equal(16 * (16 * 16 * 16 + 32 * 8 * 8 + 16 * 8 * 8) * 4, s["channels all_reduce f32"].bytes)
+    if s["channels all_gather f32"] then assert.is_true(s["channels all_gather f32"].bytes <= 2 * (16 + 32) * 4 // n) end -- statistics
+  end },
   { "clip_contrastive", 25, { 2, 4, 8 }, function(s, n) -- features of images and texts
     assert.are.equal(2 * 32 // n * 16 * 4, s["data all_gather f32"].bytes)
     assert.are.equal(2 * 32 * 16 * 4, s["data reduce_scatter f32"].bytes)
