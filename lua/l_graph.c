@@ -2,15 +2,22 @@
  *
  * What strategies say of a graph before the place pass is in l_place.c.
  *
- * Invariant: a graph is open until compile hands it to a plan (l_plan.c). User value 1 of the box is a list that keeps
+ * Invariant: a graph is open until it is compiled (l_plan.c); then it stays as it was traced. User value 1 of the box is a list that keeps
  * alive the tensors which the graph borrows. */
 #include "l_graph.h"
 
 /* ---- the graph box ---- */
-dtl_graph *dtl_check_graph(lua_State *L, const char *fn) {
+/* For looking at; what was traced can be looked at after it was compiled, too. */
+dtl_graph *dtl_look_at(lua_State *L, const char *fn) {
   dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
   if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
-  if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
+  if (!b->g) dtl_fail(L, "%s: this graph belongs to a plan, and is open only while a strategy's verb runs", fn);
+  return b;
+}
+
+dtl_graph *dtl_check_graph(lua_State *L, const char *fn) {
+  dtl_graph *b = dtl_look_at(L, fn);
+  if (b->sealed) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
   dtl_graph_here(L, b);
   return b;
 }
@@ -33,8 +40,8 @@ static int graph_gc(lua_State *L) {
   return 0;
 }
 
-static void read_mesh(lua_State *L, int i, dt_mesh *m) {
-  static const char fn[] = "core.graph: mesh";
+void dtl_read_mesh(lua_State *L, int i, dt_mesh *m) {
+  static const char fn[] = "mesh";
   if (lua_type(L, i) != LUA_TTABLE)
     dtl_fail(L, "%s must be a list of { name =, size =, splits = }, got %s", fn, dtl_kind(L, i));
   int64_t n = (int64_t)lua_rawlen(L, i);
@@ -75,7 +82,7 @@ static int l_graph(lua_State *L) {
   lua_settop(L, 1);
   DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
            {"plain_grad", 'b', &plain, NULL});
-  if (mesh) read_mesh(L, mesh, &m);
+  if (mesh) dtl_read_mesh(L, mesh, &m);
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
   *b = (dtl_graph){0};
@@ -87,20 +94,6 @@ static int l_graph(lua_State *L) {
   b->g->rows = rows;
   b->g->plain_grad = plain;
   b->g->mesh = m;
-  return 1;
-}
-
-/* g:clone() -> another graph with the same contents, to be compiled for another rank. It keeps g alive. */
-static int g_clone(lua_State *L) {
-  dtl_graph *b = dtl_check_graph(L, "graph:clone"), *c = lua_newuserdatauv(L, sizeof *c, 1);
-  *c = (dtl_graph){0};
-  luaL_setmetatable(L, DTL_GRAPH);
-  lua_getiuservalue(L, 1, 1);
-  lua_pushvalue(L, 1);
-  lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
-  lua_setiuservalue(L, -2, 1);
-  c->g = dt_xalloc(sizeof *c->g);
-  dt_graph_clone(b->g, c->g);
   return 1;
 }
 
@@ -377,6 +370,7 @@ static int l_collective(lua_State *L) {
   while (r < 4 && strcmp(reds[r], red)) r++;
   if (r == 4) dtl_fail(L, "%s: unknown reduction '%s'; known are sum, max, min and mean", name, red);
   dt_group group = {.axes = axes_mask(L, name, g, 3)};
+  x->graph->meshed = true;
   int all = dt_group_size(&g->mesh, group), samples = dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES);
   if (part && all % (part < 0 ? (int)-part : (int)part))
     dtl_fail(L, "%s: blocks of %lld do not divide the %d ranks; a divisor of %d would", name,
@@ -422,6 +416,7 @@ static int l_axes_size(lua_State *L) {
   dtl_symbol *x = dtl_to_symbol(L, 1);
   if (!x) dtl_bad_arg(L, "axes_size", 1, "a symbolic tensor", 1);
   const dt_graph *g = dtl_symbol_graph(L, x);
+  x->graph->meshed = true;
   return lua_pushinteger(L, dt_mesh_count(&g->mesh, axes_mask(L, "axes_size", g, 2))), 1;
 }
 
@@ -523,7 +518,7 @@ static int g_block(lua_State *L) {
 
 /* g:blocks() -> list of names in the order of their first operation */
 static int g_blocks(lua_State *L) {
-  dtl_graph *b = dtl_check_graph(L, "graph:blocks");
+  dtl_graph *b = dtl_look_at(L, "graph:blocks");
   lua_createtable(L, b->g->block_name.n, 0);
   for (int i = 0; i < b->g->block_name.n; i++) {
     lua_pushstring(L, b->g->block_name.p[i]);
@@ -581,7 +576,7 @@ static int g_recompute(lua_State *L) {
 /* g:grads() -> list of { name =, grad = symbol, symbol = the same }, in the parameters' order; without those that get
  * none */
 static int g_grads(lua_State *L) {
-  dtl_graph *b = dtl_check_graph(L, "graph:grads");
+  dtl_graph *b = dtl_look_at(L, "graph:grads");
   int n = 0;
   if (b->g->level < DT_DIFFED) dtl_fail(L, "graph:grads needs g:grad() first");
   lua_newtable(L);
@@ -612,40 +607,38 @@ static int g_grad(lua_State *L) {
   return g_grads(L);
 }
 
-/* g:update{ clip =, clip_value = } -> list of { name =, param =, grad =, group =, index = } */
-static int g_update(lua_State *L) {
-  dtl_graph *b = dtl_check_graph(L, "graph:update");
-  dt_err e = {0};
-  dt_spec s = {.train = true, .precision = DT_F32};
-  lua_settop(L, 2);
-  DTL_OPTS(L, "graph:update", 1, 2, {"clip", 'f', &s.clip_norm, NULL}, {"clip_value", 'f', &s.clip_value, NULL});
-  if (!(s.clip_norm >= 0) || !(s.clip_value >= 0))
-    dtl_fail(L, "graph:update: clip and clip_value must be 0 (none) or more");
-  if (b->g->level != DT_DIFFED) dtl_fail(L, "graph:update needs g:grad() first, and only once");
-  int n = b->g->param.n;
-  dt_val *scaled = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *scaled, 0);
-  DTL_TRY(L, &e, dt_pass_update(b->g, &s, scaled, &e));
-  lua_createtable(L, n, 0);
-  for (int i = 0; i < n; i++) {
-    dt_param p = b->g->param.p[i];
-    lua_createtable(L, 0, 5);
-    dtl_set_text(L, "name", p.name);
-    dtl_push_symbol(L, 1, p.val);
-    lua_setfield(L, -2, "param");
-    if (scaled[i] >= 0) {
-      dtl_push_symbol(L, 1, scaled[i]);
-      lua_setfield(L, -2, "grad");
-    }
-    dtl_set_int(L, "group", p.group);
-    dtl_set_int(L, "index", i + 1);
-    lua_rawseti(L, -2, i + 1);
-  }
-  return 1;
+/* g:meshed() -> whether what was traced names axes of the mesh: then it is compiled for this mesh alone */
+static int g_meshed(lua_State *L) { return lua_pushboolean(L, dtl_look_at(L, "graph:meshed")->meshed), 1; }
+
+/* g:count() -> nodes so far */
+static int g_count(lua_State *L) { return lua_pushinteger(L, dtl_look_at(L, "graph:count")->g->node.n), 1; }
+
+static dt_update read_update(lua_State *L, const char *fn, int i, dtl_graph *b) {
+  if (lua_type(L, i) != LUA_TTABLE) dtl_bad_arg(L, fn, i - 1, "an entry of an update", i);
+  lua_getfield(L, i, "param"), lua_getfield(L, i, "grad");
+  dt_param *p = param_of(b->g, dtl_check_graph_symbol(L, fn, i - 1, -2, b));
+  if (!p) dtl_fail(L, "%s: argument %d must be an entry of an update", fn, i - 1);
+  return (dt_update){(int)(p - b->g->param.p), dtl_check_graph_symbol(L, fn, i - 1, -1, b)};
+}
+
+/* g:again(template, entry): the nodes that template.from to template.to (of g:count()) made for the entry `template`, once more for another entry of
+ * the same group, dtype and shape */
+static int g_again(lua_State *L) {
+  static const char fn[] = "graph:again";
+  dtl_graph *b = dtl_check_graph(L, fn);
+  lua_settop(L, 3);
+  dt_update from = read_update(L, fn, 2, b), to = read_update(L, fn, 3, b);
+  lua_getfield(L, 2, "from"), lua_getfield(L, 2, "to");
+  int64_t begin = dtl_int(L, fn, 1, -2), end = dtl_int(L, fn, 1, -1);
+  if (begin < 0 || end > b->g->node.n || begin > end)
+    dtl_fail(L, "%s: the graph has no nodes %lld to %lld", fn, (long long)begin, (long long)end);
+  dt_update_again(b->g, from, to, (dt_nid)begin, (dt_nid)end);
+  return 0;
 }
 
 /* g:params() -> list of { name =, shape =, symbol =, trainable = } */
 static int g_params(lua_State *L) {
-  dtl_graph *b = dtl_check_graph(L, "graph:params");
+  dtl_graph *b = dtl_look_at(L, "graph:params");
   lua_createtable(L, b->g->param.n, 0);
   for (int i = 0; i < b->g->param.n; i++) {
     dt_param p = b->g->param.p[i];
@@ -673,12 +666,13 @@ void dtl_open_graph(lua_State *L) {
                                     {"hyper", g_hyper},         {"full", g_full},
                                     {"output", g_output},       {"loss", g_loss},
                                     {"assign", g_assign},       {"grad", g_grad},
-                                    {"grads", g_grads},         {"update", g_update},
-                                    {"params", g_params},       {"clone", g_clone},
-                                    {"block", g_block},         {"blocks", g_blocks},
-                                    {"recompute", g_recompute}, {"local_state", g_local_state},
-                                    {"between", g_between},     {"unclipped", g_unclipped},
-                                    {"compile", dtl_compile},   {NULL, NULL}};
+                                    {"grads", g_grads},         {"params", g_params},
+                                    {"count", g_count},         {"again", g_again},
+                                    {"meshed", g_meshed},       {"block", g_block},
+                                    {"blocks", g_blocks},       {"recompute", g_recompute},
+                                    {"between", g_between},     {"local_state", g_local_state},
+                                    {"unclipped", g_unclipped}, {"compile", dtl_compile},
+                                    {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   dtl_class(L, DTL_GRAPH, method, graph_gc);
   luaL_getmetatable(L, DTL_GRAPH);

@@ -6,7 +6,9 @@
 
 /* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
 typedef struct dtl_graph {
-  dt_graph *g; /* NULL once compiled */
+  dt_graph *g; /* NULL: of a plan, which is open only while a verb is asked */
+  bool sealed; /* compiled: stays as it was traced */
+  bool meshed; /* what was traced names axes of the mesh */
   DT_VEC(const char *) files;
 } dtl_graph;
 typedef struct dtl_symbol {
@@ -24,14 +26,26 @@ dt_val dtl_graph_const(lua_State *L, int like, int i);
 /* Keeps the value on the stack's top alive as long as the graph box at index `box`; pops it. */
 void dtl_graph_anchor(lua_State *L, int box);
 
-/* The graph at stack index 1, not compiled yet; a symbol of it at index i. */
+/* The graph at stack index 1: for looking at; not compiled yet. A symbol of it at index i. */
+dtl_graph *dtl_look_at(lua_State *L, const char *fn);
 dtl_graph *dtl_check_graph(lua_State *L, const char *fn);
 dt_val dtl_check_graph_symbol(lua_State *L, const char *fn, int arg, int i, const dtl_graph *b);
 void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g); /* an error behind the place pass */
 const char *dtl_axes_of(lua_State *L, const dt_graph *g); /* names of the mesh's axes, for a message; on the stack */
 extern const luaL_Reg dtl_place_methods[];                /* of graphs: what strategies say of them (l_place.c) */
 
+void dtl_push_axes(lua_State *L, const dt_mesh *m,
+                   int axes); /* the names of these axes (bits): a list on top of the stack */
+/* A list of { name =, size =, splits = } at stack index i. */
+void dtl_read_mesh(lua_State *L, int i, dt_mesh *m);
 int dtl_compile(lua_State *L); /* g:compile{...} */
+typedef struct dtl_verbs {     /* l_verbs.c */
+  lua_State *L;
+  dtl_graph *box;                                           /* at stack index 1 */
+  int place, placed, update, keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
+  bool failed;                                              /* one raised an error */
+} dtl_verbs;
+void dtl_verbs_give(dtl_verbs *c, dt_verbs *out); /* c must outlive out */
 
 /* A checked pipeline schedule (l_schedule.c). */
 const dt_stages *dtl_check_stages(lua_State *L, const char *fn, int arg, int i);

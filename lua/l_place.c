@@ -32,6 +32,7 @@ static const char *key_after(lua_State *L, int i, const char *after) {
 static void read_places(lua_State *L, const char *fn, dtl_graph *b, int i, const dt_type *t,
                         void (*add)(void *ctx, int axis, dt_place p), void *ctx) {
   const dt_mesh *m = &b->g->mesh;
+  b->meshed = true;
   if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "%s: wants { axis = \"R\" or \"S(dim)\" }, got %s", fn, dtl_kind(L, i));
   for (const char *name = key_after(L, i, NULL); name; name = key_after(L, i, name)) {
     int a = dt_mesh_axis(m, name);
@@ -188,19 +189,6 @@ static int g_placed(lua_State *L) {
   return dtl_push_symbol(L, 1, q.v), 1;
 }
 
-/* g:localize{ rank = }: the place pass */
-static int g_localize(lua_State *L) {
-  static const char fn[] = "graph:localize";
-  dtl_graph *b = dtl_check_graph(L, fn);
-  dt_err e = {0};
-  int64_t rank = 0;
-  lua_settop(L, 2);
-  DTL_OPTS(L, fn, 1, 2, {"rank", 'i', &rank, NULL});
-  dt_spec s = {.rank = (int)rank};
-  DTL_TRY(L, &e, dt_pass_place(b->g, &s, &e));
-  return 0;
-}
-
 /* A node's attributes by name on top of the stack. */
 static void push_attrs(lua_State *L, const dt_node *n) {
   const dt_op_info *o = dt_op(n->op);
@@ -227,7 +215,7 @@ static void push_attrs(lua_State *L, const dt_node *n) {
 /* g:nodes() -> list of { index =, op =, attrs = by name, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, heads = {
  * queries, keys } of attention, placed = whether it was said where it lies } */
 static int g_nodes(lua_State *L) {
-  dtl_graph *b = dtl_check_graph(L, "graph:nodes");
+  dtl_graph *b = dtl_look_at(L, "graph:nodes");
   lua_createtable(L, b->g->node.n, 0);
   for (int i = 0; i < b->g->node.n; i++) {
     const dt_node *n = &b->g->node.p[i];
@@ -262,5 +250,5 @@ static int g_nodes(lua_State *L) {
 }
 
 const luaL_Reg dtl_place_methods[] = {{"place", g_place},   {"placed", g_placed}, {"replace", g_replace},
-                                      {"settle", g_settle}, {"nodes", g_nodes},   {"localize", g_localize},
+                                      {"settle", g_settle}, {"nodes", g_nodes},
                                       {NULL, NULL}};

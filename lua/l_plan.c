@@ -1,7 +1,7 @@
 /* Compiling a traced graph into a plan, and what can be asked of a plan.
  *
- * Invariant: the plan owns the graph from compile on, also when compile fails; an executor that takes the plan owns
- * it. What the plan borrows (given initial values, constants) lives in its first user value. */
+ * Invariant: compiling works on a copy, which the plan owns; the traced graph stays as it is. An executor that takes the plan owns it. What the
+ * plan borrows (texts of the traced graph, given initial values, constants) lives in its first user value. */
 #include "l_graph.h"
 
 dtl_plan *dtl_check_plan(lua_State *L, const char *fn, int arg, int i) {
@@ -17,212 +17,6 @@ static int plan_gc(lua_State *L) {
   if (b->p && !b->taken) dt_plan_free(b->p);
   b->p = NULL;
   return 0;
-}
-
-/* ---- the strategies' verbs: Lua, called at the boundaries of passes ---- */
-typedef struct verbs_ctx {
-  lua_State *L;
-  dtl_graph *box;                    /* at stack index 1 */
-  int keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
-} verbs_ctx;
-
-/* Pushes a list of their names. */
-static void push_axes(lua_State *L, const dt_mesh *m, int axes) {
-  lua_newtable(L);
-  for (int a = 0, n = 0; a < m->naxes; a++) {
-    if (!(axes >> a & 1)) continue;
-    lua_pushstring(L, m->name[a]);
-    lua_rawseti(L, -2, ++n);
-  }
-}
-
-/* The parameters of a bucket: { name =, shape =, begin =, numel = } in its order, begin in elements of the bucket. */
-static void push_parameters(lua_State *L, const dt_graph *g, int bucket) {
-  int64_t begin = INT64_MAX;
-  int k = 0;
-  for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].bucket == bucket && g->param.p[i].flat < begin) begin = g->param.p[i].flat;
-  lua_newtable(L);
-  for (int i = 0; i < g->param.n; i++) {
-    const dt_param *p = &g->param.p[i];
-    if (p->bucket != bucket) continue;
-    lua_createtable(L, 0, 4);
-    dtl_set_text(L, "name", p->name);
-    dtl_set_int(L, "begin", p->flat - begin);
-    dtl_set_int(L, "numel", dt_numel(&p->full));
-    dtl_push_shape(L, &p->full);
-    lua_setfield(L, -2, "shape");
-    lua_rawseti(L, -2, ++k);
-  }
-}
-
-/* Under pcall: (ctx, call) -> what the verb's C side reads. */
-typedef struct verb_call {
-  verbs_ctx *c;
-  int fn, bucket, axes;
-  dt_val in, out;
-  const dt_graph *g; /* keep and buckets: the graph as it is */
-  int param;
-  dt_keeping *keeping;
-  dt_ready *list;
-  int n;
-} verb_call;
-
-/* reduce and gather: fn(graph, symbol, number, parameters, axes) -> symbol */
-static int trace_bucket(lua_State *L) {
-  verb_call *v = lua_touserdata(L, 1);
-  const dt_graph *g = v->c->box->g;
-  lua_settop(L, 3); /* 2: the function, 3: the graph */
-  lua_pushvalue(L, 2);
-  lua_pushvalue(L, 3);
-  dtl_push_symbol(L, 3, v->in);
-  lua_pushinteger(L, v->bucket);
-  push_parameters(L, g, v->bucket);
-  push_axes(L, &g->mesh, v->axes);
-  lua_call(L, 5, 1);
-  v->out = -1;
-  if (lua_isnil(L, -1)) return 0;
-  dtl_symbol *s = dtl_to_symbol(L, -1);
-  if (!s || s->graph != v->c->box)
-    dtl_fail(L, "a strategy's verb must return a symbolic tensor, got %s", dtl_kind(L, -1));
-  v->out = s->v;
-  return 0;
-}
-
-static int axes_of_list(lua_State *L, const dt_mesh *m, const char *what, int i) {
-  if (lua_isnil(L, i)) return 0;
-  if (lua_type(L, i) != LUA_TTABLE) dtl_fail(L, "keep: %s must be a list of axes, got %s", what, dtl_kind(L, i));
-  int axes = 0;
-  for (int k = 1; k <= (int)lua_rawlen(L, i); k++) {
-    lua_rawgeti(L, i, k);
-    const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
-    int a = dt_mesh_axis(m, name);
-    if (a >= 0 && m->role[a] != DT_AXIS_SAMPLES)
-      dtl_fail(L, "keep: %s over the axis \"%s\", whose ranks have the same samples; place the parameter there instead",
-               what, name);
-    if (a >= 0) axes |= 1 << a;
-    lua_pop(L, 1);
-  }
-  return axes;
-}
-
-/* keep: fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
-static int keep_parameter(lua_State *L) {
-  verb_call *v = lua_touserdata(L, 1);
-  const dt_param *p = &v->g->param.p[v->param];
-  const dt_type *t = dt_type_of(v->g, p->val);
-  const dt_mesh *m = &v->g->mesh;
-  lua_settop(L, 2);
-  lua_createtable(L, 0, 3);
-  dtl_set_text(L, "name", p->name);
-  dtl_set_int(L, "numel", dt_numel(t));
-  dtl_push_shape(L, t);
-  lua_setfield(L, -2, "shape");
-  lua_call(L, 1, 1);
-  if (lua_isnil(L, -1)) return 0;
-  int at = lua_gettop(L), states, gradients, parameters;
-  lua_getfield(L, at, "states"), states = axes_of_list(L, m, "states", -1);
-  lua_getfield(L, at, "gradients"), gradients = axes_of_list(L, m, "gradients", -1);
-  lua_getfield(L, at, "parameters"), parameters = axes_of_list(L, m, "parameters", -1);
-  if ((gradients && gradients != states) || (parameters && parameters != states))
-    dtl_fail(L, "keep: %s: states, gradients and parameters are in shares over the same axes, or whole", p->name);
-  lua_getfield(L, at, "gather");
-  const char *gather = lua_tostring(L, -1);
-  lua_getfield(L, at, "each");
-  const char *each = lua_tostring(L, -1);
-  *v->keeping = (dt_keeping){.states = states,
-                             .parameters = parameters != 0,
-                             .use = parameters && gather && !strcmp(gather, "use"),
-                             .each = gradients || (each && !strcmp(each, "micro"))};
-  return 0;
-}
-
-/* buckets: fn(list of { name =, shape =, bytes = }) -> nil or list of lists of names */
-static int group_buckets(lua_State *L) {
-  verb_call *v = lua_touserdata(L, 1);
-  lua_settop(L, 2);
-  lua_createtable(L, v->n, 0);
-  lua_createtable(L, 0, v->n); /* name -> place in the list */
-  for (int i = 0; i < v->n; i++) {
-    const dt_param *p = &v->g->param.p[v->list[i].param];
-    lua_createtable(L, 0, 3);
-    dtl_set_text(L, "name", p->name);
-    dtl_set_int(L, "bytes", v->list[i].bytes);
-    dtl_push_shape(L, dt_type_of(v->g, p->val));
-    lua_setfield(L, -2, "shape");
-    lua_rawseti(L, 3, i + 1);
-    lua_pushinteger(L, i);
-    lua_setfield(L, 4, p->name);
-  }
-  lua_pushvalue(L, 2), lua_pushvalue(L, 3);
-  lua_call(L, 1, 1);
-  if (lua_isnil(L, -1)) return 0;
-  if (lua_type(L, -1) != LUA_TTABLE)
-    dtl_fail(L, "buckets must return a list of lists of names, got %s", dtl_kind(L, -1));
-  int answer = lua_gettop(L);
-  for (int b = 1; b <= (int)lua_rawlen(L, answer); b++) {
-    lua_rawgeti(L, answer, b);
-    if (lua_type(L, -1) != LUA_TTABLE)
-      dtl_fail(L, "buckets: entry %d must be a list of names, got %s", b, dtl_kind(L, -1));
-    for (int k = 1; k <= (int)lua_rawlen(L, -1); k++) {
-      lua_rawgeti(L, -1, k);
-      const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "?";
-      if (lua_getfield(L, 4, name) != LUA_TNUMBER)
-        dtl_fail(L, "buckets: bucket %d has \"%s\", which is no parameter with a gradient", b, name);
-      dt_ready *r = &v->list[lua_tointeger(L, -1)];
-      if (r->bucket >= 0) dtl_fail(L, "buckets: %s is in two buckets, %d and %d", name, r->bucket + 1, b);
-      r->bucket = b - 1;
-      lua_pop(L, 2);
-    }
-    lua_pop(L, 1);
-  }
-  for (int i = 0; i < v->n; i++)
-    if (v->list[i].bucket < 0)
-      dtl_fail(L, "buckets: %s is in no bucket; every parameter of the list must be in one",
-               v->g->param.p[v->list[i].param].name);
-  return 0;
-}
-
-/* Calls f under pcall with v, the verb's function and the graph. */
-static dt_status ask(verbs_ctx *c, lua_CFunction f, verb_call *v, dt_err *e) {
-  lua_State *L = c->L;
-  luaL_checkstack(L, 12, "a strategy's verb");
-  lua_pushcfunction(L, f);
-  lua_pushlightuserdata(L, v);
-  lua_pushvalue(L, v->fn);
-  lua_pushvalue(L, 1);
-  int rc = lua_pcall(L, 3, 0, 0);
-  if (rc == LUA_OK) return DT_OK;
-  dt_status st = dt_fail(e, DT_EUSER, NULL, "%s",
-                         lua_tostring(L, -1) ? lua_tostring(L, -1) : "a strategy's verb failed");
-  lua_pop(L, 1);
-  return st;
-}
-
-static dt_status ask_traced(void *ctx, int fn, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  verbs_ctx *c = ctx;
-  c->box->g = g;
-  verb_call v = {.c = c, .fn = fn, .bucket = bucket, .axes = axes, .in = in};
-  dt_status st = ask(c, trace_bucket, &v, e);
-  c->box->g = NULL;
-  *out = v.out;
-  return st;
-}
-static dt_status ask_reduce(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  return ask_traced(ctx, ((verbs_ctx *)ctx)->reduce, g, bucket, axes, in, out, e);
-}
-static dt_status ask_gather(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  return ask_traced(ctx, ((verbs_ctx *)ctx)->gather, g, bucket, axes, in, out, e);
-}
-static dt_status ask_keep(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
-  verbs_ctx *c = ctx;
-  verb_call v = {.c = c, .fn = c->keep, .g = g, .param = param, .keeping = out};
-  return ask(c, keep_parameter, &v, e);
-}
-static dt_status ask_buckets(void *ctx, const dt_graph *g, dt_ready *list, int n, dt_err *e) {
-  verbs_ctx *c = ctx;
-  verb_call v = {.c = c, .fn = c->buckets, .g = g, .list = list, .n = n};
-  return ask(c, group_buckets, &v, e);
 }
 
 /* The table at stack index i; lists stay alive on the stack. */
@@ -272,54 +66,85 @@ static dt_replicas read_replicas(lua_State *L, const char *fn, const char *name)
   dtl_fail(L, "%s: replicas = '%s' is unknown; equal, differ and alone are", fn, name);
 }
 
-/* g:compile{ train =, precision =, rows =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
- * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, keep, buckets, reduce, gather =
- * functions of the strategies (see above), stages = { place = core.stages(...), where =, starts = lists of parameter names
- * or nil, schedules = list } } */
-int dtl_compile(lua_State *L) {
-  static const char fn[] = "graph:compile";
-  dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
-  if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
-  if (!b->g) dtl_fail(L, "%s: the graph was compiled already; trace a new one", fn);
-  bool train = false, registration = false;
-  int precision = DT_F32, wire = DT_F32, layout = 0, stages = 0, size = dt_mesh_ranks(&b->g->mesh);
-  double bucket = 25, first = 1, clip = 0, clip_value = 0;
-  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = size;
-  const char *optimizer = NULL, *replicas = "equal";
-  verbs_ctx ctx = {.L = L, .box = b};
-  lua_settop(L, 2);
-  DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL}, {"wire", 'd', &wire, NULL},
-           {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL}, {"rows", 'i', &rows, NULL},
-           {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL}, {"clip", 'f', &clip, NULL},
-           {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL}, {"ranks", 'i', &ranks, NULL},
-           {"by_registration", 'b', &registration, NULL}, {"optimizer", 's', &optimizer, NULL},
-           {"replicas", 's', &replicas, NULL}, {"keep", 'v', &ctx.keep, NULL}, {"buckets", 'v', &ctx.buckets, NULL},
-           {"reduce", 'v', &ctx.reduce, NULL}, {"gather", 'v', &ctx.gather, NULL}, {"stages", 'v', &stages, NULL});
-  if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
-    dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(precision));
-  if (wire != DT_F32 && wire != precision)
+/* A box at index 1 for a copy of the graph that is there, which stays as it is and is kept alive by the copy's box. */
+static dtl_graph *copy_graph(lua_State *L, dtl_graph *b) {
+  dtl_graph *c = lua_newuserdatauv(L, sizeof *c, 1);
+  *c = (dtl_graph){0};
+  luaL_setmetatable(L, DTL_GRAPH);
+  lua_createtable(L, 1, 0);
+  lua_pushvalue(L, 1);
+  lua_rawseti(L, -2, 1);
+  lua_setiuservalue(L, -2, 1);
+  lua_replace(L, 1);
+  c->g = dt_xalloc(sizeof *c->g);
+  dt_graph_clone(b->g, c->g);
+  b->sealed = true;
+  return c;
+}
+
+/* The mesh that the plan is for: the graph's, or where it names no axis that of the options. */
+static dt_mesh mesh_of(lua_State *L, const char *fn, const dtl_graph *b, int mesh) {
+  dt_mesh m = {0};
+  if (!mesh) return b->g->mesh;
+  dtl_read_mesh(L, mesh, &m);
+  if (b->meshed && memcmp(&m, &b->g->mesh, sizeof m))
+    dtl_fail(L, "%s: what was traced names axes of another mesh; trace it on this one", fn);
+  return m;
+}
+
+static void check_options(lua_State *L, const char *fn, const dt_spec *s, int wire) {
+  if (s->precision != DT_F32 && s->precision != DT_BF16 && s->precision != DT_F16)
+    dtl_fail(L, "%s: precision '%s' is not supported; take f32, bf16 or f16", fn, dt_dtype_name(s->precision));
+  if (wire != DT_F32 && wire != s->precision)
     dtl_fail(
         L,
         "parallel: gradient.dtype = %s: gradients travel as f32%s%s in a job of precision %s; precision = \"%s\" or a "
         "hook (dt.hooks.bf16) would",
-        dt_dtype_name(wire), precision == DT_F32 ? "" : " or ", precision == DT_F32 ? "" : dt_dtype_name(precision),
-        dt_dtype_name(precision), dt_dtype_name(wire));
-  if (ranks != size)
+        dt_dtype_name(wire), s->precision == DT_F32 ? "" : " or ",
+        s->precision == DT_F32 ? "" : dt_dtype_name(s->precision), dt_dtype_name(s->precision), dt_dtype_name(wire));
+  if (!(s->clip_norm >= 0) || !(s->clip_value >= 0))
+    dtl_fail(L, "%s: clip and clip_value must be 0 (none) or more", fn);
+  if (s->verbs.bucket_bytes <= 0 || s->verbs.first_bucket_bytes <= 0)
+    dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
+}
+
+/* g:compile{ train =, precision =, rows =, mesh =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
+ * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, place, placed, update, keep, buckets,
+ * reduce, gather = functions that answer the driver's questions (l_verbs.c), stages = { place = core.stages(...), where =, starts = lists of parameter
+ * names or nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
+int dtl_compile(lua_State *L) {
+  static const char fn[] = "graph:compile";
+  dtl_graph *b = luaL_testudata(L, 1, DTL_GRAPH);
+  if (!b) dtl_fail(L, "%s must be called on a graph, with a colon; it was called on %s", fn, dtl_kind(L, 1));
+  if (!b->g) dtl_fail(L, "%s: this is the graph of a plan; compile the one that was traced", fn);
+  bool train = false, registration = false;
+  int precision = DT_F32, wire = DT_F32, layout = 0, stages = 0, mesh = 0;
+  double bucket = 25, first = 1, clip = 0, clip_value = 0;
+  int64_t rows = b->g->rows ? b->g->rows : 1, rank = -1, threads = 0, ranks = 0;
+  const char *optimizer = NULL, *replicas = "equal";
+  dtl_verbs verbs = {.L = L};
+  lua_settop(L, 2);
+  DTL_OPTS(L, fn, 1, 2, {"train", 'b', &train, NULL}, {"precision", 'd', &precision, NULL}, {"wire", 'd', &wire, NULL},
+           {"bucket_mb", 'f', &bucket, NULL}, {"first_bucket_mb", 'f', &first, NULL}, {"rows", 'i', &rows, NULL},
+           {"mesh", 'v', &mesh, NULL}, {"rank", 'i', &rank, NULL}, {"threads", 'i', &threads, NULL},
+           {"clip", 'f', &clip, NULL}, {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL},
+           {"ranks", 'i', &ranks, NULL}, {"by_registration", 'b', &registration, NULL},
+           {"optimizer", 's', &optimizer, NULL}, {"replicas", 's', &replicas, NULL}, {"place", 'v', &verbs.place, NULL},
+           {"placed", 'v', &verbs.placed, NULL}, {"update", 'v', &verbs.update, NULL}, {"keep", 'v', &verbs.keep, NULL},
+           {"buckets", 'v', &verbs.buckets, NULL}, {"reduce", 'v', &verbs.reduce, NULL},
+           {"gather", 'v', &verbs.gather, NULL}, {"stages", 'v', &stages, NULL});
+  dt_mesh m = mesh_of(L, fn, b, mesh);
+  int size = dt_mesh_ranks(&m);
+  if (ranks && ranks != size)
     dtl_fail(L, "%s: the graph's mesh has %d rank%s, but ranks = %lld; give core.graph the mesh of those ranks", fn,
              size, size == 1 ? "" : "s", (long long)ranks);
   if (rank < 0) rank = size == 1 || dt_ctx_world(dtl_ctx(L))->rank >= size ? 0 : dt_ctx_world(dtl_ctx(L))->rank;
   if (rank >= size) dtl_fail(L, "%s: rank %lld is outside 0 to %d", fn, (long long)rank, size - 1);
   if (threads <= 0) threads = dt_ctx_nthreads(dtl_ctx(L));
   if (rows < 1) dtl_fail(L, "%s: rows must be at least 1, got %lld", fn, (long long)rows);
-  if (!(bucket > 0) || !(first > 0)) dtl_fail(L, "%s: bucket_mb and first_bucket_mb must be above 0", fn);
-  if (train && b->g->level < DT_UPDATED) dtl_fail(L, "%s: a training plan needs g:grad() and g:update() first", fn);
+  if (train && !verbs.update) dtl_fail(L, "%s: a training plan needs update = function(graph, entries)", fn);
   dt_spec s = {.rank = (int)rank,
-               .verbs = {.ctx = &ctx,
-                         .keep = ctx.keep ? ask_keep : NULL,
-                         .buckets = ctx.buckets ? ask_buckets : NULL,
-                         .reduce = ctx.reduce ? ask_reduce : NULL,
-                         .gather = ctx.gather ? ask_gather : NULL,
-                         .bucket_bytes = (int64_t)(bucket * 1048576),
+               .verbs = {.bucket_bytes = (int64_t)(bucket * 1048576),
                          .first_bucket_bytes = (int64_t)(first * 1048576),
                          .by_registration = registration,
                          .wire = wire},
@@ -331,22 +156,24 @@ int dtl_compile(lua_State *L) {
                .clip_norm = clip,
                .clip_value = clip_value,
                .workspace = dt_ctx_workspace};
+  check_options(L, fn, &s, wire);
+  dtl_verbs_give(&verbs, &s.verbs);
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;
-
   if (stages) read_stages(L, fn, stages, &s);
 
   dt_err e = {0};
   dtl_plan *p = lua_newuserdatauv(L, sizeof *p, 2);
   *p = (dtl_plan){0};
   luaL_setmetatable(L, DTL_PLAN);
+  verbs.box = copy_graph(L, b);
   lua_getiuservalue(L, 1, 1);
   lua_setiuservalue(L, -2, 1);
-  dt_graph *g = b->g;
-  b->g = NULL;
-  g->rows = rows;
+  dt_graph *g = verbs.box->g;
+  verbs.box->g = NULL;
+  g->rows = rows, g->mesh = m;
   dt_status st = dt_plan_build(g, &s, rows, &p->p, &e);
-  bool asks = ctx.keep || ctx.buckets || ctx.reduce || ctx.gather;
-  if (st && asks && !*e.where) return lua_pushstring(L, e.text), lua_error(L); /* a verb's message has its line */
+  if (st && verbs.failed && !*e.where)
+    return lua_pushstring(L, e.text), lua_error(L); /* a verb's message has its line */
   DTL_TRY(L, &e, st);
   return 1;
 }
@@ -371,7 +198,7 @@ static void push_traffic(lua_State *L, const dt_plan *p, const dt_traffic *t) {
   const dt_mesh *m = &p->g->mesh;
   lua_createtable(L, 0, 20);
   dtl_set_text(L, "op", dt_op(x->op)->name);
-  push_axes(L, m, x->group.axes);
+  dtl_push_axes(L, m, x->group.axes);
   lua_setfield(L, -2, "axes");
   if (x->group.part) dtl_set_int(L, "part", x->group.part);
   if (x->group.stages) {

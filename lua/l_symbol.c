@@ -7,7 +7,7 @@
 dtl_symbol *dtl_to_symbol(lua_State *L, int i) { return luaL_testudata(L, i, DTL_SYMBOL); }
 
 dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s) {
-  if (!s->graph->g)
+  if (!s->graph->g || s->graph->sealed)
     dtl_fail(L, "this symbolic tensor's graph was compiled already; symbols live only while a script is traced");
   return s->graph->g;
 }
@@ -105,7 +105,7 @@ static int s_len(lua_State *L) {
 static int s_tostring(lua_State *L) {
   dtl_symbol *s = dtl_to_symbol(L, 1);
   if (!s) dtl_bad_arg(L, "tostring", 1, "a symbolic tensor", 1);
-  if (!s->graph->g) return lua_pushliteral(L, "symbol(of a compiled graph)"), 1;
+  if (!s->graph->g || s->graph->sealed) return lua_pushliteral(L, "symbol(of a compiled graph)"), 1;
   const dt_graph *g = s->graph->g;
   const dt_value *v = &g->val.p[s->v];
   char type[128];

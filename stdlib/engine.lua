@@ -56,12 +56,14 @@ end
 
 --- Every plan of the rank at `where` (job:where_is): { main, train = plans (main first), eval = { { rows, plan } ... }, places =
 --- of the metrics' numbers, counts = whether the loss counts its labels, steps_per_epoch }. `run` and `plan` both use
---- it, so that the memory that is planned is the memory that is allocated. known: see trace.train.
-function M.plans(job, where, known)
+--- it, so that the memory that is planned is the memory that is allocated. traced: a table that keeps what was traced, for
+--- other ranks' plans, or nil.
+function M.plans(job, where, traced)
+  traced = traced or {}
   local loader = loader_of(job, job.data.train, 0, false, where)
   local micros = loader:micros()
   local function how(rows, layout)
-    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, known = known }
+    return { rows = rows, where = where, threads = core.threads(), layout = layout, micros = micros, traced = traced }
   end
   local p = { train = {}, eval = {}, between = {}, steps_per_epoch = loader:steps_per_epoch() }
   for i, rows in ipairs(sizes_of(loader, job:rows(where.replicas))) do

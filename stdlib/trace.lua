@@ -3,7 +3,6 @@
 local core = require "dtrain.core"
 local M = require "dtrain.nn.module"
 local scope = require "dtrain.nn.scope"
-local strategies = require "dtrain.strategy"
 local updates = require "dtrain.optim.update"
 local util = require "dtrain.util"
 
@@ -57,104 +56,104 @@ local function forward(job, graph, rows)
   return output, symbols.targets, loss, count
 end
 
-local function compile(job, graph, how, train)
-  local o = { train = train, precision = job.precision, rows = how.rows, rank = how.where.rank, threads = how.threads,
-    clip = job.clip.norm, clip_value = job.clip.value, layout = how.layout, ranks = how.where.ranks,
-    optimizer = job.optimizer.def.name }
-  job.parallel:compile(o, graph, how)
-  return graph:compile(o)
+-- The mesh in a word.
+local function name_of(mesh)
+  return table.concat(util.map(mesh, function(a) return ("%s=%d %s"):format(a.name, a.size, a.splits or "") end), ", ")
 end
 
-local function within(job, how, training, f)
-  local graph = core.graph { rows = how.rows, mesh = how.where.mesh }
-  local s = { graph = graph, rows = how.rows, symbols = {}, training = training, once = true, job = job,
+-- What is traced for microbatches of how.rows samples: { graph =, and what f(graph, entry) writes into it }. Strategies and ranks
+-- have no part in it, so that it is traced once and compiled for each; where the model names axes, once for each mesh.
+local function traced(job, how, kind, training, f)
+  local key, mesh = kind .. " " .. how.rows, name_of(how.where.mesh)
+  local t = how.traced[key]
+  if t and (t.mesh == mesh or not t.graph:meshed()) then return t end
+  t = { graph = core.graph { rows = how.rows, mesh = how.where.mesh }, mesh = mesh }
+  local s = { graph = t.graph, rows = how.rows, symbols = {}, training = training, once = true, job = job,
     label = "the job's model" }
-  return util.at(job.where, scope.with, s, function()
-    local optimizer = job.optimizer
+  util.at(job.where, scope.with, s, function()
     for _, m in ipairs(trace.modules(job)) do
-      trace.declare(graph, m[2], s.symbols, m[1], function(name) return optimizer:group_of(name) end, job.frozen)
+      trace.declare(t.graph, m[2], s.symbols, m[1], function(name) return job.optimizer:group_of(name) end, job.frozen)
     end
     if M.is(job.model) then s.blocks, s.lists = M.base.blocks(job.model) end
-    return f(graph)
+    f(t.graph, t)
+  end)
+  how.traced[key] = t
+  return t
+end
+
+-- The plan of what was traced, for the rank and the strategies that `how` names. between: the strategy whose verb runs between
+-- steps, or nil.
+local function compile(job, how, graph, train, between)
+  local parallel, where = how.parallel or job.parallel, how.where
+  local o = { train = train, precision = job.precision, rows = how.rows, mesh = where.mesh, rank = where.rank, ranks = where.ranks,
+    threads = how.threads, layout = how.layout, clip = job.clip.norm, clip_value = job.clip.value, optimizer = job.optimizer.def.name }
+  local function verb(f)
+    return function(g, ...)
+      local s = { graph = g, rows = how.rows, symbols = {}, training = train, once = true, job = job,
+        label = "a strategy's verb" }
+      return scope.with(s, f, g, ...)
+    end
+  end
+  o.place = verb(function(g) parallel:place(g, where.mesh, train) end)
+  if between then
+    local axes = {}
+    for _, a in ipairs(where.mesh) do if a.splits == "samples" then axes[#axes + 1] = a.name end end
+    o.placed = verb(function(g)
+      g:between()
+      between.between.trace(g, parallel.p, axes)
+    end)
+  end
+  if train then o.update = verb(function(g, entries) updates.trace(job, parallel, g, entries) end) end
+  return util.at(job.where, function()
+    parallel:compile(o, graph, how)
+    return graph:compile(o)
   end)
 end
 
--- What is traced depends on the rank only by its coordinates on axes that divide layers: ranks that differ in others compile
--- copies of one graph. how.known is a table that keeps such graphs, or nil.
-local function shared(how, what, f)
-  local key = table.concat({ what, how.rows, (strategies.among(how.where.mesh, how.where.rank)) }, " ")
-  if not how.known[key] then how.known[key] = table.pack(f()) end
-  local k = how.known[key]
-  return k[1]:clone(), table.unpack(k, 2, k.n)
-end
-
-local function update(job, how)
-  return within(job, how, true, function(graph)
+--- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, micros = numbers of
+--- microbatches of a step, layout = plan or nil, traced = a table that keeps what was traced for other ranks and strategies,
+--- parallel = other strategies than the job's (strategy.new), or nil }. Returns the plan and whether the loss counts its own
+--- labels. A strategy with a limit to meet compiles several times.
+function trace.train(job, how)
+  local t = traced(job, how, "train", true, function(graph, t)
     local _, _, loss, count = forward(job, graph, how.rows)
     graph:loss(loss, count)
-    for _, s in ipairs(job.parallel:with "between") do
-      if s.between.declare then s.between.declare(graph, job.parallel.p) end
-    end
-    job.parallel:localize(graph, how.where)
-    graph:grad()
-    updates.trace(job, graph, graph:update { clip = job.clip.norm, clip_value = job.clip.value })
-    return graph, count ~= nil
+    t.counts = count ~= nil
   end)
-end
-
-local function train(job, how)
-  local graph, counts
-  if how.known and not job.parallel:tries() then
-    graph, counts = shared(how, "train", function() return update(job, how) end)
-  else
-    graph, counts = update(job, how)
-  end
-  return util.at(job.where, compile, job, graph, how, true), counts
-end
-
---- The training plan for microbatches of how.rows samples; how = { rows, where = job:where_is(...), threads, layout = plan or nil,
---- known = a table that keeps graphs for other ranks' plans, or nil }.
---- Returns the plan and whether the loss counts its own labels. A strategy with a limit to meet traces several times.
-function trace.train(job, how)
-  return util.at(job.where, job.parallel.fit, job.parallel, how, function() return train(job, how) end)
+  local parallel = how.parallel or job.parallel
+  local plan = util.at(job.where, parallel.fit, parallel, how, function() return compile(job, how, t.graph, true) end)
+  return plan, t.counts
 end
 
 --- The plan that a strategy runs between steps (its `between`). how.layout is the training plan.
 function trace.between(job, strategy, how)
-  local axes = {}
-  for _, a in ipairs(how.where.mesh) do if a.splits == "samples" then axes[#axes + 1] = a.name end end
-  return within(job, how, false, function(graph)
-    job.parallel:localize(graph, how.where)
-    graph:between()
-    strategy.between.trace(graph, job.parallel.p, axes)
-    return compile(job, graph, how, false)
-  end)
+  return compile(job, how, traced(job, how, "between", false, function() end).graph, false, strategy)
 end
 
 --- The evaluation plan of the job's metrics. Returns the plan and, for each metric, where its numbers are: { sum =
 --- output number, count = output number or nil, per_sample = number }.
 function trace.eval(job, how)
-  return within(job, how, false, function(graph)
+  local t = traced(job, how, "eval", false, function(graph, t)
     local output, targets, loss, count = forward(job, graph, how.rows)
-    local places, n = {}, 0
+    local n = 0
+    t.places = {}
     for i, metric in ipairs(job.eval.metrics) do
       local sum, weight = metric.trace(output, targets, loss, count or how.rows)
       scalar(job, "metric " .. metric.name, sum)
       n = n + 1
       graph:output(sum, metric.name)
-      places[i] = { sum = n }
+      t.places[i] = { sum = n }
       if type(weight) == "number" then
-        places[i].per_sample = weight / how.rows
+        t.places[i].per_sample = weight / how.rows
       else
         scalar(job, "the count of metric " .. metric.name, weight)
         n = n + 1
         graph:output(weight, metric.name .. ".count")
-        places[i].count = n
+        t.places[i].count = n
       end
     end
-    job.parallel:localize(graph, how.where)
-    return compile(job, graph, how, false), places
   end)
+  return compile(job, how, t.graph, false), t.places
 end
 
 return trace

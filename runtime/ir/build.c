@@ -9,6 +9,15 @@ dt_build dt_build_at(dt_graph *g, dt_phase phase) {
   return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1}};
 }
 
+dt_cursor dt_cursor_of(const dt_node *n) {
+  return (dt_cursor){.file = n->file,
+                     .line = n->line,
+                     .phase = (dt_phase)n->phase,
+                     .serves = n->serves,
+                     .block = n->block,
+                     .chunk = n->chunk};
+}
+
 void dt_build_block(dt_build *b, const char *name) {
   dt_graph *g = b->g;
   int k = g->block_name.n;

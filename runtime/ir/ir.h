@@ -77,6 +77,7 @@ typedef enum dt_level {
   DT_PLACED,
   DT_DIFFED,
   DT_UPDATED,
+  DT_PRUNED,
   DT_PRECISE,
   DT_RECOMPUTED,
   DT_STAGED,
@@ -84,6 +85,7 @@ typedef enum dt_level {
   DT_FUSED,
   DT_BUCKETED,
   DT_ORDERED,
+  DT_ADDRESSED,
   DT_NLEVEL
 } dt_level;
 extern const char *const dt_level_name[DT_NLEVEL];
@@ -336,6 +338,7 @@ typedef struct dt_build {
   dt_cursor at;
 } dt_build;
 dt_build dt_build_at(dt_graph *g, dt_phase phase); /* of no line, block or chunk, serving no node */
+dt_cursor dt_cursor_of(const dt_node *n);          /* a node's phase, line, block, chunk and the node that it serves */
 
 /* Adds a node: checks arity, runs the shape rule (an error names the op, the shapes and what would fit), infers the placement
  * R. a: NULL for the op's defaults (dt_op_defaults writes them). out[] receives nout values. */

@@ -13,8 +13,8 @@ typedef struct span {
 } span;
 static const span spans[] = {
     {DT_OP_accum_grad, DT_DIFFED, DT_ORDERED}, {DT_OP_state, DT_UPDATED, DT_ORDERED},
-    {DT_OP_all_reduce, DT_PLACED, DT_ORDERED}, {DT_OP_reduce_scatter, DT_PLACED, DT_ORDERED},
-    {DT_OP_all_gather, DT_PLACED, DT_ORDERED}, {DT_OP_all_to_all, DT_PLACED, DT_ORDERED},
+    {DT_OP_all_reduce, DT_TRACED, DT_ORDERED}, {DT_OP_reduce_scatter, DT_TRACED, DT_ORDERED},
+    {DT_OP_all_gather, DT_TRACED, DT_ORDERED}, {DT_OP_all_to_all, DT_TRACED, DT_ORDERED},
     {DT_OP_broadcast, DT_PLACED, DT_ORDERED},  {DT_OP_fused, DT_FUSED, DT_ORDERED},
     {DT_OP_place, DT_TRACED, DT_TRACED},       {DT_OP_enter, DT_PLACED, DT_UPDATED},
     {DT_OP_pack, DT_REDUCED, DT_ORDERED},      {DT_OP_assign, DT_TRACED, DT_REDUCED},

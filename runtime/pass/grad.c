@@ -161,7 +161,6 @@ dt_status dt_pass_grad(dt_graph *g, dt_err *e) {
     dt_type_str(dt_type_of(g, g->count), text, sizeof text);
     return dt_fail(e, DT_EUSER, NULL, "the loss's count is %s, but must be one number", text);
   }
-  dt_pass_mark(g, "before", "grad");
   dt_phase phase = g->phase;
   const char *file = g->file;
   int line = g->line;
@@ -183,6 +182,5 @@ dt_status dt_pass_grad(dt_graph *g, dt_err *e) {
   free(b.param);
   free(b.needs);
   free(b.grad);
-  if (!st) dt_pass_mark(g, "after", "grad");
   return st;
 }

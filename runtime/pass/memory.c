@@ -335,5 +335,6 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   dt_vec_free(&lives);
   dt_vec_free(&wires);
   (void)e;
+  g->level = DT_ADDRESSED;
   return DT_OK;
 }

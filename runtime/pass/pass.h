@@ -1,7 +1,7 @@
 /* Floor 4: the passes. Each is a pure function of (graph, spec); it changes the graph in place, raises g->level, and leaves a graph
  * that dt_verify accepts. Rank is in the spec, never a global.
  *
- *   trace (Lua) -> place -> grad -> update -> precision -> recompute -> stage -> reduce -> fuse -> bucket -> order -> memory -> plan
+ * passes.def lists them in their order; driver.c runs them.
  *
  * place comes first: it turns the traced graph, in whole shapes, into one rank's, and the collectives that it inserts have gradient
  * rules like any op, so that grad and everything after it sees local tensors only. */
@@ -23,10 +23,19 @@ typedef struct dt_ready {
   int64_t bytes;
   int bucket; /* answer: parameters of the same number travel together, lower numbers first; -1: by size */
 } dt_ready;
+/* What is asked at the boundary of a pass (passes.def). */
+typedef enum dt_question {
+  DT_ASK_NONE,
+  DT_ASK_PLACE,  /* the traced graph, in whole shapes: rewrite, place, recompute */
+  DT_ASK_PLACED, /* this rank's graph, in its own shapes: what runs between steps */
+  DT_ASK_UPDATE  /* with gradients: the optimizer, and what stands around it */
+} dt_question;
 /* What the strategies decide while a graph is compiled; each may be NULL, and then the default holds. They are called at the boundary
  * of a pass and never inside of one. A failure has its message in *e. */
 typedef struct dt_verbs {
   void *ctx;
+  /* may add to g and rewrite it; scaled (for DT_ASK_UPDATE): [g->param.n] the gradient that the optimizer sees, -1 for none */
+  dt_status (*ask)(void *ctx, dt_graph *g, dt_question q, const dt_val *scaled, dt_err *e);
   /* how param is kept; *out is zero when called */
   dt_status (*keep)(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e);
   /* list: in the order in which backward finishes the gradients */
@@ -127,10 +136,17 @@ void dt_layout_share(const dt_layout *l, int bucket, int part, int64_t flat, int
 
 /* Whole shapes to local ones (reads rank and sequence of the spec); every param's `whole` and cut. */
 dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e);
-void dt_place_finish(dt_graph *g);              /* after grad: drops what place left for it */
 dt_status dt_pass_grad(dt_graph *g, dt_err *e); /* needs g->loss; fills param.grad, adds stats */
 /* Without Lua's optimizer: the scaled and clipped gradient of each parameter, g->norm. The optimizer's nodes are traced after it. */
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled /* [g->param.n], -1 for none */, dt_err *e);
+/* The optimizer is traced for one parameter of each group, dtype and shape; for others nodes begin..end - 1, which were traced for `from`, are
+ * its template: copies of them read `to`'s parameter, gradient and (new) states in place of from's. */
+typedef struct dt_update {
+  int param;   /* in g->param */
+  dt_val grad; /* the gradient that its optimizer sees */
+} dt_update;
+void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt_nid end);
+dt_status dt_pass_prune(dt_graph *g); /* drops what place left for grad, and what nobody needs */
 dt_status dt_pass_precision(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_recompute(dt_graph *g, const dt_spec *s, dt_err *e);
 /* layout: gets the cut (or gives it, when the spec has one already) */
@@ -149,13 +165,18 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
 dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64_t workspace, const int64_t *slot,
                           dt_err *e);
 
-/* Runs the passes from precision to memory with the verifier after each, and prints the graph before and after the pass that
- * DT_DUMP names ("all" = every one) on stderr. */
-dt_status dt_passes(dt_graph *g, const dt_spec *s, dt_layout *layout, int64_t bytes[DT_NREG], int64_t *workspace,
-                    int64_t *slot, dt_err *e);
+/* What compiling gives besides the graph. */
+typedef struct dt_compiled {
+  dt_layout layout;
+  int64_t bytes[DT_NREG], workspace;
+  int64_t *slot;  /* [chunks] see dt_pass_memory */
+  dt_val *scaled; /* [parameters] see dt_verbs.ask */
+} dt_compiled;
+/* Takes a traced graph (or one that has passes behind it already) to memory addresses: runs the passes that it has not had, with the verifier
+ * after each, and lists them in g->passed. out is the caller's, also after a failure. */
+dt_status dt_compile(dt_graph *g, const dt_spec *s, dt_compiled *out, dt_err *e);
+void dt_compiled_fini(dt_compiled *c);
 /* Reorders living nodes: phases in order, producers before users, readers of a leaf's old value before its writer; otherwise as they stood.
  * A cycle is our own bug. Ids change: node ids in values are renumbered. */
 dt_status dt_graph_sort(dt_graph *g, dt_err *e);
-/* Each pass says when it begins ("before") and ends ("after"): its nodes and time go into g->passed, and DT_DUMP prints the graph. */
-void dt_pass_mark(dt_graph *g, const char *when, const char *pass);
 #endif

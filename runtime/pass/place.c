@@ -203,12 +203,7 @@ static dt_status build(placer *p, site *s) {
 static dt_status visit(placer *p, dt_nid id) {
   site s;
   site_init(p, id, &s);
-  p->b.at = (dt_cursor){.file = s.n.file,
-                        .line = s.n.line,
-                        .phase = (dt_phase)s.n.phase,
-                        .serves = -1,
-                        .block = s.n.block,
-                        .chunk = s.n.chunk};
+  p->b.at = dt_cursor_of(&s.n), p->b.at.serves = -1;
   p->op = dt_op(s.n.op)->name;
   dt_status st = DT_OK;
   for (int i = 0; i < p->naxes && !st; i++) st = ask(p, &s, id, p->axis[i]);
@@ -249,7 +244,6 @@ static dt_status place(placer *p) {
   dt_graph *g = p->g;
   dt_nid n0 = g->node.n;
   size_t nv = (size_t)p->nv;
-  dt_pass_mark(g, "before", "place");
   p->whole = dt_xalloc(sizeof *p->whole * nv), p->now = dt_xalloc(sizeof *p->now * nv);
   p->user = dt_xalloc(sizeof *p->user * nv), p->first = dt_xalloc(sizeof *p->first * nv);
   for (int v = 0; v < p->nv; v++) p->whole[v] = *dt_type_of(g, v), p->now[v] = v, p->user[v] = p->first[v] = -1;
@@ -275,21 +269,5 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = p.naxes || said ? place(&p) : DT_OK;
   g->level = DT_PLACED, g->block = -1;
-  if (!st && p.naxes) {
-    dt_pass_mark(g, "after", "place");
-    st = dt_verify(g, e);
-  }
   return st;
-}
-
-/* After grad an `enter` has served: its users read its input. */
-void dt_place_finish(dt_graph *g) {
-  for (dt_nid i = 0; i < g->node.n; i++) {
-    dt_node *n = &g->node.p[i];
-    for (int k = 0; k < n->nin; k++)
-      while (dt_node_of(g, n->in[k])->op == DT_OP_enter) n->in[k] = dt_node_of(g, n->in[k])->in[0];
-  }
-  for (dt_nid i = 0; i < g->node.n; i++)
-    if (g->node.p[i].op == DT_OP_enter) g->node.p[i].flags |= DT_NODE_DEAD;
-  dt_graph_compact(g);
 }

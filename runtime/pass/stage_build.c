@@ -107,7 +107,7 @@ static void total_norm(builder *b, dt_nid i) {
   dt_val sum;
   dt_build at = at_line(b, DT_UPD, &n, -1);
   if (in.n) {
-    dt_nid id = take(b, i, -1, in.p, in.n);
+    dt_nid id = take(b, i, -1, in.p, in.n); /* moves the list of nodes */
     sum = g->node.p[id].out[0];
   } else { /* an operation's result, which the sum may be added to in place */
     dt_val zero = dt_build_scalar(&at, 0, DT_F32);

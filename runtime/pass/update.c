@@ -2,14 +2,13 @@
  *
  * Gradients reach this pass as sums over the microbatches (and, after place and bucket, over the ranks) of count * gradient,
  * times the scale that seeds backward. Invariant: the one division by the count happens here, so that it is the same whatever
- * ranks, microbatches and padding are. Called by the binding between the grad pass and the tracing of the optimizer. */
+ * ranks, microbatches and padding are. Called by the driver, which then asks for the optimizer. */
 #include <stdlib.h>
 
 #include "pass.h"
 
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *e) {
   if (g->level != DT_DIFFED) return dt_fail(e, DT_EBUG, NULL, "update: the graph is %s", dt_level_name[g->level]);
-  dt_pass_mark(g, "before", "update");
   g->phase = DT_UPD;
   g->serves = -1;
   g->norm = -1;
@@ -49,4 +48,59 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
   dt_vec_free(&grads);
   g->level = DT_UPDATED;
   return DT_OK;
+}
+
+/* ---- the optimizer of one parameter as the template of another's ---- */
+typedef struct again {
+  dt_graph *g;
+  dt_update from, to;
+  dt_val first, last; /* values first..last - 1 were made by the template's nodes */
+  dt_val *now;        /* [last - first] their stand-ins */
+} again;
+
+static dt_val instead(const again *a, dt_val v) {
+  if (v >= a->first && v < a->last) return a->now[v - a->first];
+  if (v == a->from.grad) return a->to.grad;
+  return v == a->g->param.p[a->from.param].val ? a->g->param.p[a->to.param].val : v;
+}
+
+/* A state of the template's parameter becomes one of the other; numbers that all parameters share stay. */
+static dt_val leaf_again(const again *a, dt_val v) {
+  dt_graph *g = a->g;
+  const dt_param from = g->param.p[a->from.param];
+  int k = 0;
+  while (k < from.nstate && from.state[k] != v) k++;
+  if (k == from.nstate) return v;
+  const dt_type t = *dt_type_of(g, v);
+  dt_val s = dt_leaf(g, DT_OP_state, &t, from.state_name[k]);
+  dt_param *p = &g->param.p[a->to.param];
+  p->state_name[p->nstate] = from.state_name[k];
+  p->state_fill[p->nstate] = from.state_fill[k], p->state_copy[p->nstate] = from.state_copy[k];
+  p->state[p->nstate++] = s;
+  return s;
+}
+
+void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt_nid end) {
+  again a = {.g = g, .from = from, .to = to, .first = g->val.n, .last = 0};
+  for (dt_nid i = begin; i < end; i++)
+    for (int o = 0; o < g->node.p[i].nout; o++) {
+      if (g->node.p[i].out[o] < a.first) a.first = g->node.p[i].out[o];
+      if (g->node.p[i].out[o] >= a.last) a.last = g->node.p[i].out[o] + 1;
+    }
+  a.now = dt_xalloc(sizeof *a.now * (size_t)(a.last > a.first ? a.last - a.first : 1));
+  for (dt_nid i = begin; i < end; i++) {
+    const dt_node n = g->node.p[i];
+    if (dt_op(n.op)->flags & OP_LEAF) {
+      a.now[n.out[0] - a.first] = leaf_again(&a, n.out[0]);
+      continue;
+    }
+    dt_val in[DT_MAX_IN];
+    dt_type out[DT_MAX_OUT];
+    for (int k = 0; k < n.nin; k++) in[k] = instead(&a, n.in[k]);
+    for (int o = 0; o < n.nout; o++) out[o] = *dt_type_of(g, n.out[o]);
+    dt_build b = {.g = g, .at = dt_cursor_of(&n)};
+    dt_nid id = dt_build_append(&b, n.op, in, n.nin, &n.a, out, n.nout);
+    for (int o = 0; o < n.nout; o++) a.now[n.out[o] - a.first] = g->node.p[id].out[o];
+  }
+  free(a.now);
 }

@@ -379,12 +379,13 @@ dt_status dt_plan_build(dt_graph *g, const dt_spec *s, int64_t rows, dt_plan **o
   p->spec = *s;
   p->spec.layout = NULL, p->spec.verbs = (dt_verbs){0};
   p->spec.starts = NULL, p->spec.where = NULL, p->spec.schedule = NULL, p->spec.stages = NULL;
-  int most = s->stages ? dt_stages_most(s->stages) : 1;
-  p->slot = dt_xalloc(sizeof(int64_t) * (size_t)(most + 1));
   p->rows = rows;
-  dt_place_finish(g);
-  dt_graph_prune(g, 0);
-  dt_status st = dt_passes(g, s, &p->layout, p->bytes, &p->ws, p->slot, e);
+  dt_compiled c;
+  dt_status st = dt_compile(g, s, &c, e);
+  p->layout = c.layout, p->ws = c.workspace, p->slot = c.slot;
+  memcpy(p->bytes, c.bytes, sizeof p->bytes);
+  c.layout = (dt_layout){0}, c.slot = NULL;
+  dt_compiled_fini(&c);
   if (!st) {
     p->nseg = DT_SEG_FIXED + 3 * g->chunks;
     p->seg = dt_xalloc(sizeof(dt_segment) * (size_t)p->nseg);

@@ -11,8 +11,8 @@ local traffic = require "dtrain.traffic"
 local util = require "dtrain.util"
 
 -- What the table says of one rank.
-local function column(job, ranks, rank, graphs)
-  local plans = planned.plans(job, ranks, rank, graphs)
+local function column(job, ranks, rank, traced)
+  local plans = planned.plans(job, ranks, rank, traced)
   local exec = engines.executor(plans)
   local c = { memory = exec:memory(), flops = plans.main:flops() }
   c.again, c.more = plans.main:recomputed()
@@ -21,9 +21,9 @@ local function column(job, ranks, rank, graphs)
   return c
 end
 
--- Ranks with equal memory share a column. Ranks with equal plans: one of them is compiled, from graphs that were traced for others.
+-- Ranks with equal memory share a column. Ranks with equal plans: one of them is compiled, and the model is traced once for all.
 local function columns(job, ranks)
-  local out, known, sizes, graphs = {}, {}, {}, {}
+  local out, known, sizes, traced = {}, {}, {}, {}
   local function same(a, b)
     for _, class in ipairs(memory.classes) do if a[class] ~= b[class] then return false end end
     return true
@@ -31,7 +31,7 @@ local function columns(job, ranks)
   for rank = 0, ranks - 1 do
     local where = job:where_is(rank, ranks)
     local key = engines.plan_key(job, where, sizes)
-    known[key] = known[key] or column(job, ranks, rank, graphs)
+    known[key] = known[key] or column(job, ranks, rank, traced)
     local c, last = known[key], out[#out]
     if last and same(last.memory, c.memory) then
       last.to = rank

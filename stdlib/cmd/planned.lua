@@ -22,12 +22,12 @@ function M.job(words)
 end
 
 --- The plans of one rank among `ranks` (engine.plans).
-function M.plans(job, ranks, rank, known)
+function M.plans(job, ranks, rank, traced)
   local where, n = job:where_is(rank, ranks), job.data.train:count()
   if where.replicas > n then
     util.fail_at(job.where, "%d ranks share %d samples; plan for at most %d ranks", where.replicas, n, n)
   end
-  return engines.plans(job, where, known)
+  return engines.plans(job, where, traced)
 end
 
 --- Microbatches of a full step for a rank at `where` (job:where_is), of so many samples each: by default as the job says.

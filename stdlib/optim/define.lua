@@ -168,8 +168,8 @@ function Optimizer:hyper(graph, group, dims)
   end })
 end
 
---- The new value of the parameter of an entry of graph:update(), { name, param, group }, from its gradient. Adds states and their
---- assignments.
+--- The new value of the parameter of an entry that graph:compile gives `update`, { name, param, group }, from its gradient. Adds
+--- states and their assignments.
 function Optimizer:value(graph, entry, grad)
   local def = self.def
   local h = self:hyper(graph, entry.group, #entry.param:shape())

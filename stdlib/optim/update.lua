@@ -41,12 +41,12 @@ function Entry:unclipped() return self.graph:unclipped(self.param) end
 function Entry:assign(state, value) self.graph:assign(state, value) end
 
 -- The new value of a parameter by strategy i of the list and those before it; 0: the optimizer.
-local function value(job, graph, entry, list, i, grad)
+local function value(job, p, graph, entry, list, i, grad)
   if i == 0 then return job.optimizer:value(graph, entry, grad) end
   local s = list[i]
   local e = setmetatable({ graph = graph, name = entry.name, shape = entry.param:shape(), param = entry.param, grad = grad,
-    group = entry.group, inner = function(g) return value(job, graph, entry, list, i - 1, g) end }, Entry)
-  local new = s.update(e, graph, job.parallel.p)
+    group = entry.group, inner = function(g) return value(job, p, graph, entry, list, i - 1, g) end }, Entry)
+  local new = s.update(e, graph, p)
   if not core.is_symbolic(new) then
     util.fail_at(util.defined_at(s.update), "update of strategy %s must return the new value of %s, got %s", s.name, entry.name,
       util.show(new))
@@ -54,11 +54,23 @@ local function value(job, graph, entry, list, i, grad)
   return new
 end
 
---- entries: of graph:update(). Parameters without a gradient are left alone, as in PyTorch.
-function M.trace(job, graph, entries)
-  local list = job.parallel:with "update"
+--- parallel: the strategies; entries: what graph:compile gives `update`. Parameters without a gradient are left alone, as in
+--- PyTorch. An optimizer sees of a parameter its group, dtype and shape alone: it is traced for the first one of each, which is
+--- then the template of the others. A strategy's verb knows the name, and is asked for each.
+function M.trace(job, parallel, graph, entries)
+  local list, templates = parallel:with "update", {}
   for _, entry in ipairs(entries) do
-    if entry.grad then graph:assign(entry.param, value(job, graph, entry, list, #list, entry.grad)) end
+    if entry.grad then
+      local kind = ("%d %s %s"):format(entry.group, entry.param:dtype(), table.concat(entry.param:shape(), " "))
+      local template = #list == 0 and templates[kind]
+      if template then
+        graph:again(template, entry)
+      else
+        local from = graph:count()
+        graph:assign(entry.param, value(job, parallel.p, graph, entry, list, #list, entry.grad))
+        templates[kind] = { param = entry.param, grad = entry.grad, from = from, to = graph:count() }
+      end
+    end
   end
 end
 

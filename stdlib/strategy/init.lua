@@ -24,7 +24,7 @@
 --                            balanced
 --   schedule                 { place = function(stage, ranks, chunks) -> rank, order = function(rank, ranks, microbatches, chunks) ->
 --                            actions, chunks = stages a rank }, or a function of p that returns one or nil (stages.lua)
---   fit(p, how, make), fits(p)   make() traces and compiles a plan with what p says now; fit calls it until the plan fits
+--   fit(p, how, make)        make() compiles a plan with what p says now; fit calls it until the plan fits
 --   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the library's own
 local core = require "dtrain.core"
 local stages = require "dtrain.strategy.stages"
@@ -43,14 +43,14 @@ end
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
   { "place", "function" }, { "rewrite", "function" }, { "recompute", "function" }, { "buckets", "function" }, { "keep", "function" },
   { "reduce", "function" }, { "gather", "function" }, { "update", "function" }, { "replicas", "function|string" },
-  { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "fits", "function" }, { "variants", "table" },
+  { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "variants", "table" },
   { "cut", "function" }, { "schedule", "function|table" } }
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
 
---- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:localize(graph, where),
---- s:compile(options, graph, how), s:with(verb).
+--- Checks `parallel` and returns what engine and trace ask: s.p (all options), s:mesh(ranks), s:place(graph, mesh, train),
+--- s:compile(options, graph, how).
 function M.new(given)
   local rows = { { "mesh", "table" }, { "strategies", "table", {} } }
   local list = table.move(library, 1, #library, 1, {})
@@ -235,22 +235,19 @@ function Strategy:schedule()
   return self.order
 end
 
---- From the traced graph, in whole shapes, to that of the rank at `where` (job:where_is).
-function Strategy:localize(graph, where)
-  for _, s in ipairs(self:with "rewrite") do s.rewrite(graph, self.p, where.mesh) end
-  for _, s in ipairs(self:with "place") do s.place(graph, self.p, where.mesh) end
+--- What the strategies say of the traced graph, in whole shapes: what persists besides the model (in training), what is computed
+--- otherwise, where things lie, and what backward makes again.
+function Strategy:place(graph, mesh, train)
+  local p = self.p
+  for _, s in ipairs(train and self:with "between" or {}) do if s.between.declare then s.between.declare(graph, p) end end
+  for _, s in ipairs(self:with "rewrite") do s.rewrite(graph, p, mesh) end
+  for _, s in ipairs(self:with "place") do s.place(graph, p, mesh) end
   graph:settle()
-  local again = self:one("recompute", function(s) return s.recompute(graph, self.p) end)
+  local again = self:one("recompute", function(s) return s.recompute(graph, p) end)
   if again then graph:recompute(again) end
-  graph:localize { rank = where.rank }
 end
 
---- Whether plans are traced with several values of options: what was traced for another rank is of no use then.
-function Strategy:tries()
-  for _, s in ipairs(self.list) do if s.fit and (not s.fits or s.fits(self.p)) then return true end end
-  return false
-end
-
+--- The plan that make() compiles, when the strategies' limits are met.
 function Strategy:fit(how, make)
   for _, s in ipairs(self:with "fit") do
     local inner = make

@@ -56,8 +56,6 @@ function R.recompute(graph, p)
   return { ops = r.ops, segments = wants and segments or nil, communication = r.communication }
 end
 
-function R.fits(p) return p.recompute ~= nil and p.recompute.bytes ~= nil end
-
 --- A budget: as many blocks as it takes.
 function R.fit(p, how, make)
   local r = p.recompute

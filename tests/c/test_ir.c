@@ -574,7 +574,7 @@ static void catches(int fault, const char *part) {
     case 11: g.level = DT_FUSED; break;
     case 12: relu->in[0] = -1; break;
     case 13: g.val.p[soft].root = t; break;
-    case 14: relu->op = DT_OP_all_reduce; break;
+    case 14: relu->op = DT_OP_broadcast; break;
     case 15: linear->attr[0].i = 1; break;
     default: break;
   }

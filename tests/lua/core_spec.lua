@@ -200,17 +200,18 @@ local function training_plan(rows, layout)
   local w, b = g:param("w", { 2, 4 }, { init = { "uniform", -0.5, 0.5 } }), g:param("b", { 2 })
   g:param("unused", { 3 })
   g:loss((core.op("linear", x, w, b) - y):square():mean())
-  g:grad()
-  local lr = g:hyper("lr", 0)
-  for _, e in ipairs(g:update { clip = 5 }) do
-    if e.grad then
-      local m = g:state(e.param, "m", 0)
-      local v = m * 0.5 + e.grad
-      g:assign(m, v)
-      g:assign(e.param, e.param - lr * v)
+  local function update(u, entries)
+    local lr = u:hyper("lr", 0)
+    for _, e in ipairs(entries) do
+      if e.grad then
+        local m = u:state(e.param, "m", 0)
+        local v = m * 0.5 + e.grad
+        u:assign(m, v)
+        u:assign(e.param, e.param - lr * v)
+      end
     end
   end
-  return g:compile { train = true, layout = layout }
+  return g:compile { train = true, clip = 5, layout = layout, update = update }
 end
 
 local function eval_plan(rows, layout)
@@ -279,8 +280,7 @@ describe("tracing", function()
     fails("unknown kind 'rate'; known are lr and t", g.hyper, g, "rate", 0)
     fails("take its mean()", g.loss, g, x)
     fails("there is no loss", g.grad, g)
-    fails("needs g:grad() first", g.update, g, {})
-    fails("a training plan needs g:grad() and g:update() first", g.compile, g, { train = true })
+    fails("a training plan needs update = function(graph, entries)", g.compile, g, { train = true })
     fails("ranks = 4; give core.graph the mesh", g.compile, g, { ranks = 4 })
     fails("precision 'i64' is not supported", g.compile, g, { precision = "i64" })
     g:output(x, "x")

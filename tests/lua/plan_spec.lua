@@ -171,3 +171,68 @@ describe("dtrain plan", function()
     assert.is_truthy(text:find "\nranks 120%-127 +[%d,]+")
   end)
 end)
+
+describe("one traced model", function()
+  local dt = require "dtrain"
+  local strategies, trace = require "dtrain.strategy", require "dtrain.trace"
+  local cli = require "dtrain.cli"
+  local calls
+  -- A job whose model counts how often it is traced; layer: a module instead of its second one, or nil.
+  local function job_of(layer)
+    cli.capture, calls = true, 0
+    local a, b = dt.nn.Linear(8, 16), layer or dt.nn.Linear(16, 8)
+    local job = dt.job { loss = dt.nn.MSE(), steps = 1, optimizer = dt.optim.AdamW { lr = 0.1, no_decay = true }, batch = 32, clip = 1,
+      data = dt.data.synthetic { inputs = { 8 }, targets = { 8 }, samples = 64 },
+      model = dt.nn.Sequential { a, function(x)
+        calls = calls + 1
+        return x:gelu()
+      end, b, dt.nn.Linear(8, 8), dt.nn.Linear(8, 8) } }
+    cli.capture = false
+    return job
+  end
+  local function plan(job, p, rank, ranks, traced)
+    local s = strategies.new(p)
+    local mesh = s:mesh(ranks)
+    local at, replicas = strategies.among(mesh, rank, "samples")
+    return (trace.train(job, { rows = 8, threads = 1, micros = { 2 }, traced = traced, parallel = s,
+      where = { ranks = ranks, rank = rank, mesh = mesh, data = at, replicas = replicas, copies = replicas } }))
+  end
+  local list = { { data = 4 }, { data = 4, zero = 1 }, { data = 4, zero = 3, resident = 0 }, { data = 2, tensor = 2 }, { data = 2, pipeline = 2 },
+    { data = 4, recompute = "full" }, { data = 2, tensor = 2, zero = 2 }, { data = 4 } }
+
+  it("is compiled for any strategy and rank, each plan what a fresh trace gives", function()
+    local job, traced = job_of(), {}
+    local texts = {}
+    for i, p in ipairs(list) do
+      for rank = 0, 3 do texts[#texts + 1] = { i, rank, plan(job, p, rank, 4, traced):text() } end
+    end
+    assert.are.equal(1, calls)
+    for _, t in ipairs(texts) do
+      assert.are.equal(plan(job_of(), list[t[1]], t[2], 4, {}):text(), t[3], ("strategy %d, rank %d"):format(t[1], t[2]))
+    end
+  end)
+
+  it("that names an axis is traced once for each mesh", function()
+    local job, traced = job_of(dt.nn.Linear(16, 8, { place = { weight = { tensor = "S(1)" } } })), {}
+    for _, p in ipairs { { data = 4 }, { data = 4, zero = 1 }, { data = 2, tensor = 2 }, { data = 2, tensor = 2, zero = 1 } } do
+      for rank = 0, 3 do plan(job, p, rank, 4, traced) end
+    end
+    assert.are.equal(2, calls)
+  end)
+
+  it("has an optimizer that is traced once for each group, dtype and shape", function()
+    local job, asked = job_of(), 0
+    local of = getmetatable(job.optimizer).__index
+    local value = of.value
+    of.value = function(...)
+      asked = asked + 1
+      return value(...)
+    end
+    local text = plan(job, { data = 4, zero = 1 }, 0, 4, {}):text()
+    assert.are.equal(5, asked) -- of eight parameters: weights 16x8, 8x16 and twice 8x8, biases 16 and three times 8
+    local each = { name = "each", update = function(entry) return entry:optimizer(entry.grad) end } -- is asked for every parameter
+    assert.are.equal(plan(job_of(), { data = 4, zero = 1, strategies = { each } }, 0, 4, {}):text(), text)
+    of.value = value
+    assert.are.equal(13, asked)
+  end)
+end)
