@@ -209,8 +209,8 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
   /* what is readable after the run, or lives from one segment to another, persists */
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) keep[g->val.p[g->output.p[i]].root] = 1;
-  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = g->chunks ? 2 : 0; i < 4;
+  const dt_val also[5] = {g->loss, g->count, g->stats, g->total, g->norm};
+  for (int i = g->chunks ? 2 : 0; i < 5;
        i++) /* in a pipeline each microbatch in flight has a loss and a count of its own */
     if (also[i] >= 0) keep[g->val.p[also[i]].root] = 1;
 
