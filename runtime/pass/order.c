@@ -105,6 +105,16 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   }
   free(writer);
   free(link);
+  /* behind fuse, programs are merged as far as a rank's shares allow: the update's collectives keep the order that all ranks have */
+  for (dt_nid i = 0, before = -1; i < n && g->level >= DT_FUSED; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (x->flags & DT_NODE_DEAD || x->phase != DT_UPD || !(dt_op(x->op)->flags & OP_COMM)) continue;
+    if (before >= 0) {
+      dt_vec_push(&from, before);
+      dt_vec_push(&to, i);
+    }
+    before = i;
+  }
 
   int *deg = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *head = dt_xalloc(sizeof(int) * (size_t)(n + 2));
   for (int i = 0; i < from.n; i++) deg[to.p[i]]++, head[from.p[i] + 1]++;
