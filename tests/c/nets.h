@@ -17,14 +17,16 @@ typedef struct net_job {
   dt_mesh mesh;
   int64_t rows; /* samples of a microbatch of one rank */
   int micros;
-  int what; /* NET_* */
-  int precision;
+  int what;        /* NET_* */
+  int precision;   /* 0: f32 */
   double clip;     /* greatest norm of the gradient, 0: any */
   dt_keeping keep; /* of every parameter */
   int64_t bucket;  /* bytes, 0: one bucket for all */
   bool split;      /* weight gradients run apart */
   int segments;    /* blocks that are recomputed, 0: none */
   dt_stages *stages;
+  dt_graph *(*model)(const struct net_job *); /* NULL: net_mlp */
+  bool infer;                                 /* without gradients and update */
 } net_job;
 
 /* Element k of what is called `name`. */
@@ -140,15 +142,15 @@ static inline dt_spec net_spec(const net_job *j, int rank) {
   int64_t bucket = j->bucket ? j->bucket : 1 << 20;
   return (dt_spec){.rank = rank,
                    .threads = 1,
-                   .train = true,
-                   .precision = j->precision,
+                   .train = !j->infer,
+                   .precision = j->precision ? j->precision : DT_F32,
                    .clip_norm = j->clip,
                    .stages = j->stages,
                    .split = j->split,
                    .verbs = {.ctx = (void *)j,
                              .ask = net_ask,
                              .keep = net_keep,
-                             .wire = j->precision,
+                             .wire = j->precision ? j->precision : DT_F32,
                              .bucket_bytes = bucket,
                              .first_bucket_bytes = bucket}};
 }
@@ -175,7 +177,7 @@ static inline dt_status net_pass(dt_graph *g, const dt_spec *s, dt_compiled *c, 
 
 /* The job's graph for one rank at a level, NULL after a failure. *c is the caller's in any case. */
 static inline dt_graph *net_graph(const net_job *j, int rank, dt_level until, dt_compiled *c, dt_err *e) {
-  dt_graph *g = net_mlp(j);
+  dt_graph *g = j->model ? j->model(j) : net_mlp(j);
   dt_spec s = net_spec(j, rank);
   int16_t segment[NET_DEEP] = {0, 1, 2};
   if (j->segments) g->recompute = (dt_recompute){.on = true, .nsegment = j->segments, .segment = segment};
