@@ -10,10 +10,9 @@ typedef struct dt_life {
   int64_t at;    /* answer: its offset in bytes */
 } dt_life;
 
-/* Each of the n lives, in the given order, gets the lowest offset that is free as long as it lives; returns the bytes of all together. */
-int64_t dt_pack(dt_life *l, int n);
-/* The same, the largest first. Lives change their order. */
+/* Each of the n lives, the largest first, gets the lowest offset that is free as long as it lives; returns the bytes of all together. Lives change
+ * their order. */
 int64_t dt_pack_by_size(dt_life *l, int n);
-/* The same in the best of several orders: by size, by size times duration, by start. Lives change their order. */
+/* The same in the best of several orders: by size, by size times duration, by start. */
 int64_t dt_pack_best(dt_life *l, int n);
 #endif
