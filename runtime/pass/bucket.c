@@ -35,7 +35,7 @@ static dt_val add_fused(dt_graph *g, const dt_val *in, int nin, const dt_type *t
   dt_val v = g->val.n;
   dt_node n = {.op = DT_OP_fused,
                .phase = (uint8_t)phase,
-               .nin = (int16_t)nin,
+               .nin = nin,
                .nout = 1,
                .chunk = g->chunk,
                .vm = vm,
@@ -296,7 +296,7 @@ static void merge_updates(dt_graph *g, const int *order, int np, const buffers *
       for (int j = 0; j < kept && v != n->in[k]; j++) again |= n->in[j] == v;
       if (!again) n->in[kept++] = v;
     }
-    n->nin = (int16_t)kept;
+    n->nin = kept;
   }
   free(up), free(by);
 }
