@@ -340,6 +340,21 @@ describe("ranks", function()
       assert.is_truthy(text:find(c[3], 1, true) and text:find "must make the same calls in the same order", text)
     end)
   end
+  it("of which two on one host disagree all learn of it, also those of the other host", function()
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", (script { checkpoint = "nil" }):gsub("return dt.job", "local job = dt.job") .. [[
+
+local e = dt.engine(job)
+e:step()
+local _, message = pcall(dt.rank() == 1 and dt.barrier or e.step, dt.rank() == 1 and nil or e)
+io.stderr:write(("told %d: %s\n"):format(dt.rank(), message))
+require "dtrain.core".sleep(2)
+os.exit(3)]])
+    local code, text, seconds = run(dir, "", { ranks = 4, seconds = 20, env = "DT_COMM_HOSTS=2" })
+    assert.are_not.equal(0, code)
+    for r = 0, 3 do assert.matches(("told %d: [^\n]*rank %%d is at [^\n]*, rank %%d at [^\n]*must make the same calls"):format(r), text) end
+    assert.is_true(seconds < 10, text)
+  end)
   for _, c in ipairs { { "data", "{}" }, { "tensor", "{ tensor = 2 }" } } do
     it(("whose replicas of a parameter drift apart over %s are told which"):format(c[1]), function()
       local dir = support.folder()
