@@ -153,20 +153,47 @@ static bool in_slot(const buffers *f, dt_val v, const dt_param *p) {
 }
 
 /* ---- the optimizer over ranges ---- */
-/* For each of the parameters in order[np]: the optimizer's program that works on it; -1: none. */
+/* An element of a buffer, and the parameter that it belongs to. */
+typedef struct address {
+  int64_t at;
+  int param;
+} address;
+static int by_address(const void *a, const void *b) {
+  const address *x = a, *y = b;
+  return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The parameters of which this rank updates something, in flat order. */
+static void put_in_order(buffers *f) {
+  const dt_graph *g = f->g;
+  address *at = dt_xalloc(sizeof *at * (size_t)(g->param.n + 1));
+  for (int i = 0; i < g->param.n; i++)
+    if (g->param.p[i].own_len) at[f->np++] = (address){g->param.p[i].flat, i};
+  qsort(at, (size_t)f->np, sizeof *at, by_address);
+  f->order = dt_xalloc(sizeof *f->order * (size_t)(f->np + 1));
+  for (int k = 0; k < f->np; k++) f->order[k] = at[k].param;
+  free(at);
+}
+
+/* For each parameter the optimizer's program that works on it; -1: none. */
 static dt_nid *find_updates(const buffers *f) {
   const dt_graph *g = f->g;
   dt_nid *up = dt_xalloc(sizeof(dt_nid) * (size_t)(g->param.n + 1));
   dt_val root0 = g->param.n ? g->val.p[g->param.p[0].val].root : -1;
   for (int i = 0; i < g->param.n; i++) up[i] = -1;
+  address *at = dt_xalloc(sizeof *at * (size_t)(f->np + 1));
+  for (int k = 0; k < f->np; k++) at[k] = (address){at_parameters(f, &g->param.p[f->order[k]]), f->order[k]};
+  qsort(at, (size_t)f->np, sizeof *at, by_address);
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if ((n->flags & DT_NODE_DEAD) || n->op != DT_OP_fused || n->phase != DT_UPD) continue;
-    for (int o = 0; o < n->nout; o++)
-      if (g->val.p[n->out[o]].root == root0)
-        for (int p = 0; p < f->np; p++)
-          if (in_slot(f, n->out[o], &g->param.p[f->order[p]])) up[f->order[p]] = i;
+    for (int o = 0; o < n->nout; o++) {
+      const dt_value *x = &g->val.p[n->out[o]];
+      const address want = {x->offset, 0}, *p = bsearch(&want, at, (size_t)f->np, sizeof *at, by_address);
+      if (x->root == root0 && p && in_slot(f, n->out[o], &g->param.p[p->param])) up[p->param] = i;
+    }
   }
+  free(at);
   return up;
 }
 
@@ -273,28 +300,6 @@ static void merge_updates(const buffers *f) {
 /* The pack of a bucket's gradients; the others join updated shares. */
 static bool joins_gradients(const dt_graph *g, const dt_node *n) {
   return n->op == DT_OP_pack && g->node.p[g->val.p[n->in[0]].node].op == DT_OP_accum_grad;
-}
-
-/* A parameter's index by its place in the flat layout. */
-typedef struct flat_place {
-  int64_t flat;
-  int param;
-} flat_place;
-static int by_flat(const void *a, const void *b) {
-  int64_t x = ((const flat_place *)a)->flat, y = ((const flat_place *)b)->flat;
-  return (x > y) - (x < y);
-}
-
-/* The parameters of which this rank updates something, in flat order. */
-static void put_in_order(buffers *f) {
-  const dt_graph *g = f->g;
-  flat_place *p = dt_xalloc(sizeof *p * (size_t)(g->param.n + 1));
-  for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].own_len) p[f->np++] = (flat_place){g->param.p[i].flat, i};
-  qsort(p, (size_t)f->np, sizeof *p, by_flat);
-  f->order = dt_xalloc(sizeof *f->order * (size_t)(f->np + 1));
-  for (int i = 0; i < f->np; i++) f->order[i] = p[i].param;
-  free(p);
 }
 
 /* The flat leaves. */
