@@ -101,16 +101,21 @@ local function variants(job, ranks)
   end)
 end
 
--- Plans it for the first and the last rank; returns the error of a strategy that is refused.
+-- Plans it for the first and the last rank; returns the error of a strategy that is refused, or nil and the warnings
+-- (planned.warnings).
 local function refused(job, parallel, ranks)
+  local warnings
   local ok, message = pcall(function()
     if parallel then
       cli.given.parallel = parallel
       job.parallel = util.at(job.where, strategies.new, cli.parallel(job.declared))
     end
-    for _, rank in ipairs(ranks > 1 and { 0, ranks - 1 } or { 0 }) do planned.plans(job, ranks, rank) end
+    for _, rank in ipairs(ranks > 1 and { 0, ranks - 1 } or { 0 }) do
+      warnings = planned.warnings(planned.plans(job, ranks, rank).main)
+    end
   end)
-  return not ok and tostring(message) or nil
+  if not ok then return tostring(message) end
+  return nil, warnings
 end
 
 local function limits(precision)
@@ -125,7 +130,8 @@ local function check_all(job, words, ranks, steps, dir)
   local want = core.load(dir .. "/one.safetensors")
   for _, parallel in ipairs(list) do
     local title = parallel:gsub("^none,?", "")
-    local result, detail = "refused", refused(job, parallel, ranks)
+    local message, warnings = refused(job, parallel, ranks)
+    local result, detail = "refused", message
     if not seen[parallel] and not detail then
       local said = run(command(words, ranks, dir .. "/ranks.safetensors", steps, parallel), dir .. "/log", dir .. "/ranks.safetensors")
       if said then
@@ -141,6 +147,7 @@ local function check_all(job, words, ranks, steps, dir)
     end
     if not seen[parallel] then
       print(("%-56s %-9s %s"):format(title == "" and "data" or title, result, detail))
+      for _, line in ipairs(warnings or {}) do print("  " .. line) end
       if result == "FAILED" or result == "DIFFERS" then bad = bad + 1 end
     end
     seen[parallel] = true
@@ -172,7 +179,8 @@ return function(words)
   end
   local reference = cli.given.reference
   if reference and cli.given.all then fail("check takes --all or --reference, not both: --all compares with one process") end
-  local message = not cli.given.all and refused(job, nil, ranks)
+  local message, warnings
+  if not cli.given.all then message, warnings = refused(job, nil, ranks) end
   if message then error(message, 0) end
   local dir = output_of "mktemp -d 2> /dev/null"
   if dir == "" then
@@ -204,6 +212,7 @@ return function(words)
   local mesh = util.map(strategies.wide(job:where_is(0, ranks).mesh), function(a) return ("%s %d"):format(a.name, a.size) end)
   print(("%d steps of %s on %d rank%s (%s) against %s"):format(steps, words[1], ranks, ranks == 1 and "" or "s",
     table.concat(mesh, ", "), against))
+  for _, line in ipairs(warnings) do print(line) end
   if text then
     print("DIFFERS at " .. text)
     if tostring(job.model):find "BatchNorm2d" then
