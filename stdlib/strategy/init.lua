@@ -21,7 +21,8 @@
 --   replicas(p)              "equal" (nil), "differ", or "alone": with other first values, each seeing every sample
 --   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph),
 --                            trace = function(g, p) }: a plan of its own that runs after every so many steps
---   wire(p)                  how gradients travel by default: { bucket_mb =, first_bucket_mb =, dtype =, by_registration = }
+--   wire(p)                  how gradients travel where buckets and reduce say nothing: { bucket_mb =, first_bucket_mb =, dtype =,
+--                            by_registration = }, each of which one strategy may say
 --   cut(g, p)                where stages 1, 2, ... of an axis of stages begin: for each a parameter's name, or a list of names; nil:
 --                            balanced
 --   schedule                 { place = function(stage, ranks, chunks) -> rank, order = function(rank, ranks, microbatches, chunks) ->
@@ -48,6 +49,9 @@ local form = { { "name", "string" }, { "options", "table" }, { "check", "functio
   { "buckets", "function" }, { "keep", "function" }, { "reduce", "function" }, { "gather", "function" },
   { "update", "function" }, { "replicas", "function|string" }, { "between", "table" }, { "wire", "function" },
   { "fit", "function" }, { "variants", "table" }, { "cut", "function" }, { "schedule", "function|table" } }
+
+--- The names of all verbs.
+M.verbs = util.map(form, function(row) return row[1] end)
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
@@ -199,6 +203,24 @@ function M.among(mesh, rank, what)
 end
 
 -- ---- asking ----
+local wire_rows = { { "bucket_mb", "positive" }, { "first_bucket_mb", "positive" },
+  { "dtype", "string", choices = { "f32", "bf16", "f16" } }, { "by_registration", "boolean" } }
+
+--- How gradients travel, into what graph:compile is told; without a strategy that says so in the job's dtype.
+function Strategy:wire(options)
+  local from = {}
+  options.wire = options.precision
+  for _, s in ipairs(self:with "wire") do
+    local answer = util.options(("wire of strategy %s"):format(s.name), s.wire(self.p), wire_rows, util.defined_at(s.wire))
+    for key, v in util.sorted(answer) do
+      if from[key] then
+        util.fail("dt.job: parallel: the strategies %s and %s both say %s of wire; leave one of them out", from[key], s.name, key)
+      end
+      from[key], options[key == "dtype" and "wire" or key] = s.name, v
+    end
+  end
+end
+
 --- The one answer to a question that one strategy may answer: nil, or what ask(s) returned; two answers are an error.
 function Strategy:one(what, ask)
   local answer, from
@@ -301,9 +323,7 @@ end
 function Strategy:compile(options, graph, how)
   local p = self.p
   options.replicas, options.rule = self:replicas(), rule.new(self)
-  for _, s in ipairs(self:with "wire") do
-    for key, v in util.sorted(s.wire(p, options)) do options[key] = v end
-  end
+  self:wire(options)
   if #self:with "keep" > 0 then
     options.keep = function(q) return self:one("keep", function(s) return s.keep(q, p) end) end
   end
