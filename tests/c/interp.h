@@ -59,7 +59,7 @@ static inline void interp_program(const dt_node *n, const dt_call *c, dt_vm *vm,
                   .b = n->nin > 1 ? 1 : -1,
                   .c = n->nin > 2 ? 2 : -1};
   for (int i = 0; i < 2 && i < o->nspec; i++)
-    if (o->spec[i].kind != 'l') ins->imm[i] = o->spec[i].kind == 'f' ? n->attr[i].f : (double)n->attr[i].i;
+    if (o->spec[i].kind != 'l') ins->imm[i] = o->spec[i].kind == 'f' ? n->a.slot[i].f : (double)n->a.slot[i].i;
   *out = ins->dst;
   *vm = (dt_vm){.nin = n->nin, .nout = 1, .nins = 1, .nreg = n->nin + 1, .space = c->out[0].t, .out = out, .ins = ins};
   for (int i = 0; i <= n->nin; i++) {
@@ -79,7 +79,7 @@ static inline dt_status interp_run(interp *x, dt_nid from, dt_nid to, dt_err *e)
     dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .pool = x->pool, .tick = &x->tick, .vm = n->vm};
     for (int i = 0; i < n->nin; i++) in[i] = interp_view(x, n->in[i]);
     for (int k = 0; k < n->nout; k++) c.out[k] = interp_view(x, n->out[k]);
-    memcpy(c.attr, n->attr, sizeof c.attr);
+    c.a = n->a;
     if (n->op == DT_OP_accum_grad || o->flags & OP_COMM) { /* one process, one microbatch: the sum of the inputs */
       for (int64_t i = 0; i < dt_numel(&c.out[0].t); i++) {
         double sum = 0;
