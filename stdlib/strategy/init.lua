@@ -11,6 +11,7 @@
 --   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
 --   rule(node, axis, p)      where an operation's inputs must lie on an axis and its results then do (rule.lua); nil: as the
 --                            library says
+--   precision(node, p)       the dtype in which an operation computes: "f32", "bf16", "f16", or nil (the job's)
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
 --   keep(parameter, p)       nil (whole), or { states =, gradients =, parameters = lists of axes that share them, gather = "use" or
@@ -45,7 +46,8 @@ for _, name in ipairs(own) do -- a file that is taken away takes its strategy wi
 end
 
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
-  { "rewrite", "function" }, { "place", "function" }, { "rule", "function" }, { "recompute", "function" },
+  { "rewrite", "function" }, { "place", "function" }, { "rule", "function" }, { "precision", "function" },
+  { "recompute", "function" },
   { "buckets", "function" }, { "keep", "function" }, { "reduce", "function" }, { "gather", "function" },
   { "update", "function" }, { "replicas", "function|string" }, { "between", "table" }, { "wire", "function" },
   { "fit", "function" }, { "variants", "table" }, { "cut", "function" }, { "schedule", "function|table" } }
@@ -260,6 +262,22 @@ function Strategy:schedule()
   return self.order
 end
 
+--- The dtypes in which operations compute, where strategies say so.
+function Strategy:precision(graph)
+  if #self:with "precision" == 0 then return end
+  for _, n in ipairs(util.filter(graph:nodes(), function(n) return #n.inputs > 0 end)) do
+    local dtype = self:one("precision", function(s)
+      local d = s.precision(n, self.p)
+      if d ~= nil and not util.contains({ "f32", "bf16", "f16" }, d) then
+        util.fail_at(util.defined_at(s.precision), "precision of strategy %s, for %s: \"f32\", \"bf16\", \"f16\" or nil, got %s",
+          s.name, n.op, util.show(d))
+      end
+      return d
+    end)
+    if dtype then graph:precision(n, dtype) end
+  end
+end
+
 --- What the strategies say of the traced graph, in whole shapes: what persists besides the model (in training), what is computed
 --- otherwise, where things lie, and what backward makes again.
 function Strategy:place(graph, mesh, train)
@@ -268,6 +286,7 @@ function Strategy:place(graph, mesh, train)
   for _, s in ipairs(self:with "rewrite") do s.rewrite(graph, p, mesh) end
   for _, s in ipairs(self:with "place") do s.place(graph, p, mesh) end
   graph:settle()
+  self:precision(graph)
   local again = self:one("recompute", function(s) return s.recompute(graph, p) end)
   if again then graph:recompute(again) end
 end
