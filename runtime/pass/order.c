@@ -150,10 +150,21 @@ static void find_edges(const dt_graph *g, edges *d) {
   free(w), free(span);
 }
 
+/* Behind fuse, programs are merged as far as a rank's shares allow: the collectives of the update keep the order that all ranks have. */
+static void in_one_order(const dt_graph *g, edges *d) {
+  for (dt_nid i = 0, before = -1; i < g->node.n && g->level >= DT_FUSED; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (x->flags & DT_NODE_DEAD || x->phase != DT_UPD || !(dt_op(x->op)->flags & OP_COMM)) continue;
+    if (before >= 0) add_edge(d, before, i);
+    before = i;
+  }
+}
+
 dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   int n = g->node.n;
   edges d = {0};
   find_edges(g, &d);
+  in_one_order(g, &d);
   int *deg = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *head = dt_xalloc(sizeof(int) * (size_t)(n + 2));
   for (int i = 0; i < d.from.n; i++) deg[d.to.p[i]]++, head[d.from.p[i] + 1]++;
   for (int i = 0; i < n; i++) head[i + 1] += head[i];
