@@ -51,7 +51,7 @@ static inline dt_val net_param(dt_graph *g, const char *name, int nd, const int6
 }
 static inline dt_val net_input(dt_graph *g, const char *name, int nd, const int64_t *dim) {
   dt_type t = dt_type_make(DT_F32, nd, dim);
-  dt_input x = {name, dt_leaf(g, DT_OP_input, &t, name)};
+  dt_input x = {.name = name, .val = dt_leaf(g, DT_OP_input, &t, name)};
   dt_vec_push(&g->input, x);
   return x.val;
 }

@@ -24,8 +24,8 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   g->file = "mlp.lua", g->line = 1;
   dt_type tx = dt_type_make(DT_F32, 2, (int64_t[]){rows, IN}),
           ty = dt_type_make(DT_F32, 2, (int64_t[]){rows, tied ? IN : OUT});
-  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")},
-           iy = {"targets", dt_leaf(g, DT_OP_input, &ty, "targets")};
+  dt_input ix = {.name = "inputs", .val = dt_leaf(g, DT_OP_input, &tx, "inputs")},
+           iy = {.name = "targets", .val = dt_leaf(g, DT_OP_input, &ty, "targets")};
   dt_vec_push(&g->input, ix);
   dt_vec_push(&g->input, iy);
   const char *name[4] = {"up.weight", "up.bias", "down.weight", "down.bias"};
@@ -67,7 +67,7 @@ static dt_graph *cnn(int64_t rows) {
   g->file = "cnn.lua", g->line = 1;
   dt_type tx = dt_type_make(DT_F32, 4, (int64_t[]){rows, 2, 9, 9}),
           tw[2] = {dt_type_make(DT_F32, 4, (int64_t[]){4, 2, 3, 3}), dt_type_make(DT_F32, 4, (int64_t[]){3, 4, 3, 3})};
-  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")};
+  dt_input ix = {.name = "inputs", .val = dt_leaf(g, DT_OP_input, &tx, "inputs")};
   dt_vec_push(&g->input, ix);
   dt_attr a[DT_MAX_ATTR];
   dt_op_defaults(DT_OP_conv2d, a);

@@ -39,7 +39,7 @@ static dt_graph *net(int ranks, int layers, int what, int blocks) {
   g->rows = 4, g->file = "net.lua", g->line = 1;
   dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){4, 64});
   dt_val x = dt_leaf(g, DT_OP_input, &t, "inputs"), skip = -1, first = -1, mask = x;
-  dt_vec_push(&g->input, ((dt_input){"inputs", x}));
+  dt_vec_push(&g->input, ((dt_input){.name = "inputs", .val = x}));
   for (int i = 0; i < 64 && what & MASK; i++) mask = dt_b2(g, DT_OP_add, dt_b2(g, DT_OP_mul, mask, mask), mask);
   for (int i = 0; i < layers; i++) {
     char name[16];
