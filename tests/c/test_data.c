@@ -236,6 +236,7 @@ T_TEST ("a part of each microbatch's rows holds the rows that the whole has ther
   dt_type t = dt_type_make(DT_I64, 1, &n);
   dt_view v = dt_view_make(x, &t);
   static const char *const names[1] = {"inputs"};
+  const int64_t want[3] = {10, 12, 18};
   for (int part = 0; part < 3; part++) {
     dt_dataset *ds;
     dt_loader *l;
@@ -254,7 +255,7 @@ T_TEST ("a part of each microbatch's rows holds the rows that the whole has ther
           if (((int64_t *)q->field[0])[i] != 100 + q->sample[q->first + i]) bad++;
       }
     }
-    T_CHECK(!bad && held == (int[]){10, 12, 18}[part]); /* of microbatches of 7, 7, 2, 7, 7, 2, 7 and 1 */
+    T_CHECK(!bad && held == want[part]); /* of microbatches of 7, 7, 2, 7, 7, 2, 7 and 1 */
     dt_loader_free(l);
     dt_dataset_free(ds);
   }
