@@ -63,8 +63,8 @@ static dt_status bind_comm(dt_exec *x, const dt_plan *p, bound *q, dt_err *e) {
     case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
     case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
     case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
-    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->attr[3].i; break;
-    case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
+    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->a.shift.by; break;
+    case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->a.broadcast.root; break;
     default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
   }
   return DT_OK;
@@ -82,7 +82,7 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j], chunk, slot);
   for (int j = 0; j < ins->nout; j++)
     c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j], chunk, slot);
-  memcpy(c->attr, ins->attr, sizeof c->attr);
+  c->a = ins->a;
   c->vm = ins->vm;
   c->flags = ins->acc;
   c->ws = x->ws;
@@ -111,13 +111,14 @@ static void bind_ends(dt_exec *x, int k) {
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
+  b->total = g->total >= 0 ? dt_exec_view(x, k, g->total).p : NULL;
 }
 
-/* A planted fault leaves the first collective out that runs once a step, or in each microbatch. */
+/* A planted fault leaves the first collective of gradients out that runs once a step, or the first that runs in each microbatch. */
 static void plant(dt_exec *x, int seg, bound *q, bool *planted) {
   bool once = q->ins->flags & DT_NODE_LAST_MICRO;
   if (*planted || q->ins->kind != DT_I_COMM || seg == DT_SEG_PRE || seg == DT_SEG_UPD ||
-      x->fault != (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
+      (once && q->ins->phase == DT_FWD) || x->fault != (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
     return;
   q->job.n = 0, *planted = true;
 }
@@ -137,8 +138,8 @@ static dt_status bind_segment(dt_exec *x, int k, int s, bool *planted, dt_err *e
     q->slotted = -1;
     for (int j = 0; j < ins->nin + ins->nout && q->slotted < 0; j++)
       if (ins->addr[j].slot) q->slotted = b->nslotted[s]++;
-    for (int j = 0; norm && j < ins->nout && ins->kind != DT_I_WAIT; j++)
-      if (q->launch.call.out[j].p == norm) b->norm_at = i + 1;
+    for (int j = 0; s == DT_SEG_UPD && j < ins->nout && ins->kind != DT_I_WAIT; j++)
+      if ((norm && q->launch.call.out[j].p == norm) || q->launch.call.out[j].p == b->total) b->told_at = i + 1;
   }
   int others = x->pipe && s >= DT_SEG_FIXED ? x->pipe->slots[chunk] - 1 : 0;
   if (others <= 0 || !b->nslotted[s]) return DT_OK;

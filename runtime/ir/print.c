@@ -11,7 +11,7 @@ static void print_attrs(const dt_node *n, dt_str *s) {
   const char *sep = " {";
   for (int i = 0; i < o->nspec; i++) {
     const dt_attr_spec *p = &o->spec[i];
-    const dt_attr *a = &n->attr[p->slot];
+    const dt_attr *a = &n->a.slot[p->slot];
     if (!p->required && p->kind == 'f' && (a->f == p->def[0].f)) continue;
     if (!p->required && p->kind == 'l' && a->i == 0) continue;
     if (!p->required && p->kind == 'p' && a[0].i == p->def[0].i && a[1].i == p->def[1].i) continue;
@@ -105,6 +105,7 @@ void dt_print(const dt_graph *g, dt_str *s) {
   if (g->loss >= 0) dt_str_add(s, "loss %%%d\n", g->loss);
   if (g->count >= 0) dt_str_add(s, "count %%%d\n", g->count);
   if (g->stats >= 0) dt_str_add(s, "stats %%%d\n", g->stats);
+  if (g->total >= 0) dt_str_add(s, "total %%%d\n", g->total);
   if (g->norm >= 0) dt_str_add(s, "norm %%%d\n", g->norm);
   for (int i = 0; i < g->output.n; i++) dt_str_add(s, "output %%%d\n", g->output.p[i]);
 }

@@ -105,8 +105,8 @@ static void mark(home *h) {
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) h->keep[g->val.p[g->output.p[i]].root] = 1;
   /* in a pipeline each microbatch in flight has a loss and a count of its own */
-  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = g->chunks ? 2 : 0; i < 4; i++)
+  const dt_val also[5] = {g->loss, g->count, g->stats, g->total, g->norm};
+  for (int i = g->chunks ? 2 : 0; i < 5; i++)
     if (also[i] >= 0) h->keep[g->val.p[also[i]].root] = 1;
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
@@ -256,7 +256,7 @@ static int64_t find_workspace(const dt_graph *g, const dt_spec *s) {
     if ((n->flags & DT_NODE_DEAD) || (dt_op(n->op)->flags & (OP_VIEW | OP_LEAF | OP_COMM))) continue;
     dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(n->nin + 1));
     dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .vm = n->vm, .flags = n->acc};
-    memcpy(c.attr, n->attr, sizeof c.attr);
+    c.a = n->a;
     for (int k = 0; k < n->nin; k++) {
       in[k].t = g->val.p[n->in[k]].t;
       memcpy(in[k].stride, g->val.p[n->in[k]].stride, sizeof in[k].stride);
