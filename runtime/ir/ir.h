@@ -105,8 +105,9 @@ enum {
 
 typedef struct dt_value {
   dt_type t;
-  dt_nid node; /* producer */
-  int16_t out; /* which of its outputs */
+  dt_nid node;     /* producer */
+  int16_t out;     /* which of its outputs */
+  uint8_t becomes; /* traced: 1 + the 16-bit dtype that the precision pass makes of f32, 0: it stays what t says */
   dt_place place[DT_MAX_AXES];
   const char *name; /* of a leaf or named by the user; or NULL */
   /* where it lives (bucket and memory passes): root value whose buffer it shares (itself when it owns one), element
@@ -120,6 +121,8 @@ typedef struct dt_value {
 typedef struct dt_node {
   uint16_t op; /* enum dt_op */
   uint8_t phase, flags;
+  uint8_t
+      computes; /* 1 + the dtype in which the script or a strategy wants it computed, 0: as the job's precision says */
   uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t
@@ -131,10 +134,7 @@ typedef struct dt_node {
   uint32_t acc_first0;
   dt_val *in;
   dt_val out[DT_MAX_OUT];
-  union {
-    dt_attr attr[DT_MAX_ATTR];
-    dt_attrs a; /* by name: n->a.slice.dim */
-  };
+  dt_attrs a;       /* by name: n->a.slice.dim */
   const dt_vm *vm;  /* program of a fused chain or epilogue */
   dt_nid serves;    /* forward node that a backward node serves, -1 */
   const char *file; /* script position */
@@ -159,6 +159,7 @@ typedef struct dt_init {
   int dtype;
 } dt_init;
 
+enum { DT_MAX_STATE = 8 }; /* optimizer states of a parameter */
 typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
@@ -179,16 +180,16 @@ typedef struct dt_param {
   dt_val own;
   int64_t own_begin, own_len;
   dt_type full;
-  dt_val state[8]; /* optimizer states, in the optimizer's order */
+  dt_val state[DT_MAX_STATE]; /* optimizer states, in the optimizer's order */
   dt_type whole;
   bool placed; /* the script, or a strategy, has said where it lies */
   bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
   /* where the local tensor lies in the whole one: of axes that cut the same dim each cuts what those before it have left */
   int ncut;
   dt_cut cut[DT_MAX_AXES];
-  const char *state_name[8];
-  double state_fill[8]; /* what a state starts as */
-  bool state_copy[8];   /* it starts as the parameter instead */
+  const char *state_name[DT_MAX_STATE];
+  double state_fill[DT_MAX_STATE]; /* what a state starts as */
+  bool state_copy[DT_MAX_STATE];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;
@@ -203,6 +204,8 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
 typedef struct dt_input {
   const char *name;
   dt_val val;
+  dt_type whole; /* of nd 0: val's; else val is its part from `begin` on (set by place) */
+  int64_t begin[DT_MAX_DIM];
 } dt_input;
 /* A number that the executor writes before DT_UPD (and DT_PRE) of each step: f64 scalar. */
 typedef enum {
@@ -293,21 +296,16 @@ typedef struct dt_graph {
   dt_val stats;          /* f64[2] of a microbatch: loss * count, count */
   dt_val total;          /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
   dt_val norm;           /* gradient norm, f32 scalar, or -1 */
+  int low;               /* traced for a job of this 16-bit precision, DT_F32: of none */
   int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
   bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
   DT_VEC(dt_segs) segs;
   DT_VEC(dt_gathered) gathered;
   DT_VEC(dt_group) group; /* of all communication, of every stage, in the order in which communicators are made */
-  const char *file;
-  int line;       /* position given to new nodes */
-  dt_phase phase; /* phase given to new nodes */
-  dt_nid serves;
-  int16_t block; /* block given to new nodes that serve none */
   DT_VEC(const char *)
   block_name; /* entries of the model's lists of modules, in the order of their first node: "blocks.3" */
   dt_recompute recompute;
-  int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
   int chunks;               /* stages on this rank, a stage of which it has two copies twice; 0: no pipeline */
   int nstage, *chunk_stage; /* stages of the model; [chunks] which of them each chunk is */
@@ -334,6 +332,7 @@ typedef struct dt_cursor {
   int16_t block;      /* of nodes that serve none; -1: none */
   int16_t chunk;      /* pipeline; -1: of the rank */
   uint8_t flags;      /* DT_NODE_* */
+  uint8_t computes;   /* as dt_node's */
   const char *reason; /* why a pass inserts them, or NULL */
 } dt_cursor;
 typedef struct dt_build {
@@ -378,25 +377,8 @@ dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *
 void dt_build_block(dt_build *b, const char *name);
 bool dt_val_contiguous(const dt_graph *g, dt_val v);
 
-/* The same for passes that still keep their cursor in the graph (file, line, phase, serves, block, chunk of dt_graph). */
-dt_build dt_build_here(const dt_graph *g);
-dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e);
-dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
-                      int nout);
-void dt_graph_block(dt_graph *g, const char *name);
-dt_val dt_b1(dt_graph *g, int op, dt_val a);
-dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b);
-dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr);
-dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim);
-dt_val dt_scalar(dt_graph *g, double v, int dtype);
-dt_val dt_cast(dt_graph *g, dt_val a, int dtype);
-dt_val dt_reshape(dt_graph *g, dt_val a, int nd, const int64_t *dim);
-dt_val dt_permute(dt_graph *g, dt_val a, const int *perm);
-dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool keepdim);
-dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name);
-
 /* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire
- * nodes call it for every node in order. A view that its input's strides don't allow is our own bug (dt_node_add inserts the copy). */
+ * nodes call it for every node in order. A view that its input's strides don't allow is our own bug (dt_build_node inserts the copy). */
 void dt_view_derive(dt_graph *g, dt_nid n);
 
 static inline const dt_type *dt_type_of(const dt_graph *g, dt_val v) { return &g->val.p[v].t; }
@@ -412,10 +394,14 @@ enum {
   OP_LEAF = 32,
   OP_EPI = 64,
   OP_ELEMENTWISE = 128,
-  OP_GRADS = 256
+  OP_GRADS = 256,
+  OP_STATS = 512,
+  OP_PROMOTES = 1024
 };
 #define OP_ACC(mask) ((mask) << 16)
-enum { DT_MAX_SPEC = 10 }; /* attributes of an op */
+#define OP_STATS_IN(k) ((k) << 24)
+#define OP_STATS_IN_OF(flags) ((int)((flags) >> 24)) /* k; 0: no input is one by its place */
+enum { DT_MAX_SPEC = 10 };                           /* attributes of an op */
 typedef struct dt_attr_spec {
   const char *name;
   char kind; /* i f b d l(ist: 9 slots) p(air: 2) */
@@ -423,15 +409,11 @@ typedef struct dt_attr_spec {
   bool required;
   dt_attr def[2];
 } dt_attr_spec;
-typedef struct
-    dt_shape_ctx { /* a shape rule reads in[], attr[]; may normalise attr (negative dims); writes out[], nout */
+typedef struct dt_shape_ctx { /* a shape rule reads in[] and a; may normalise a (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
   const dt_type *const *in; /* [nin] */
-  union {
-    dt_attr *attr;
-    dt_attrs *a;
-  };
+  dt_attrs *a;
   dt_type out[DT_MAX_OUT];
   dt_err *e;
   const char *where;
@@ -452,10 +434,7 @@ typedef struct dt_place_ctx {
   dt_place *want;              /* [nin] */
   bool *enter;                 /* [nin] */
   dt_place out[DT_MAX_OUT];
-  union {
-    dt_attr *attr;
-    dt_attrs *a;
-  };
+  dt_attrs *a;
   int late,
       late_dim; /* an input to be added after out[0] was reduced, along this dim of it (the bias of a product over a divided dim); -1: none */
   bool whole;   /* inputs are whole on purpose, so nothing is lost by gathering them */
@@ -489,15 +468,19 @@ enum { DT_EWK_ARITH, DT_EWK_FLOAT, DT_EWK_CMP, DT_EWK_SELECT, DT_EWK_CAST, DT_EW
 int dt_result_dtype(const dt_type *const *in, int n);
 const dt_op_info *dt_op(int op);                          /* valid for 1..DT_NOPS-1 */
 int dt_op_find(const char *name);                         /* DT_OP_none when unknown */
-void dt_op_defaults(int op, dt_attr *attr);               /* required ones become 0 */
+void dt_op_defaults(int op, dt_attrs *a);                 /* required ones become 0 */
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
-/* list attribute at slot s: attr[s].i is the count, attr[s+1..] the numbers */
+/* of a list attribute, a.slot[s].i is the count and what follows the numbers */
 
+/* Whether an op computes in what its inputs' dtypes promote to: elementwise ones, views, what a row's flag says. The others take the job's. */
+bool dt_op_promotes(int op);
+/* The dtype in which one of the others computes in a job of 16 bits: f32 where all its float inputs are, otherwise low. */
+int dt_op_float(int op, const dt_type *const *in, int nin, int low);
 dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
 
-/* The group of a communication node, and a node's setting of it (also enlists it in g->group). */
+/* The group of a communication node, and how the attributes of one to come get it (also enlists it in g->group). */
 dt_group dt_node_group(const dt_node *n);
-void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group);
+void dt_group_set(dt_graph *g, dt_attrs *a, dt_group group);
 void dt_group_enlist(dt_graph *g, dt_group group);
 
 /* ---- verifier and printer ---- */

@@ -256,7 +256,7 @@ static int64_t find_workspace(const dt_graph *g, const dt_spec *s) {
     if ((n->flags & DT_NODE_DEAD) || (dt_op(n->op)->flags & (OP_VIEW | OP_LEAF | OP_COMM))) continue;
     dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(n->nin + 1));
     dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .vm = n->vm, .flags = n->acc};
-    memcpy(c.attr, n->attr, sizeof c.attr);
+    c.a = n->a;
     for (int k = 0; k < n->nin; k++) {
       in[k].t = g->val.p[n->in[k]].t;
       memcpy(in[k].stride, g->val.p[n->in[k]].stride, sizeof in[k].stride);

@@ -121,8 +121,8 @@ static void total_norm(builder *b, dt_nid i) {
 /* ---- messages ---- */
 static dt_attrs message(builder *b, int op, int edge, int peer) {
   dt_attrs a;
-  dt_op_defaults(op, a.slot);
-  dt_group_set(b->c->g, a.slot, (dt_group){.axes = 1 << b->c->axis});
+  dt_op_defaults(op, &a);
+  dt_group_set(b->c->g, &a, (dt_group){.axes = 1 << b->c->axis});
   if (op == DT_OP_send) a.send.peer = peer, a.send.edge = edge;
   else a.recv.peer = peer, a.recv.edge = edge;
   return a;
@@ -174,6 +174,7 @@ static int first_chunk(const builder *b, int stage) {
 }
 
 static dt_val get(builder *b, int chunk, dt_val v) {
+  if (chunk >= 0) v = dt_stage_read(b->c, b->node.p, b->val.p, v, b->stage[chunk]);
   dt_nid i = b->val.p[v].node;
   int at = b->c->stage[i];
   if (at == DT_ONCE) {
