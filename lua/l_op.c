@@ -192,8 +192,7 @@ static int apply_view(lua_State *L, int op, int i, dt_attrs *a) {
   dt_err e = {0};
   dtl_tensor *t = dtl_to_tensor(L, i);
   const dt_type *in = &t->v.t;
-  dt_shape_ctx s = {
-      .op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .a = a, .e = &e, .opid = op};
+  dt_shape_ctx s = {.op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .a = a, .e = &e, .opid = op};
   DTL_TRY(L, &e, dt_op(op)->shape(&s));
   if (op == DT_OP_reshape) t = dtl_contiguous(L, i, -1);
   luaL_checkstack(L, s.nout + 8, "results");

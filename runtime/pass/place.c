@@ -242,8 +242,7 @@ static dt_status place_all(placer *p, dt_nid n0) {
   }
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
-  p->op = "a result",
-  p->b = dt_build_at(g, DT_FWD);
+  p->op = "a result", p->b = dt_build_at(g, DT_FWD);
   if (g->loss >= 0) g->loss = dt_place_get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = dt_place_get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = dt_place_get(p, g->output.p[i], whole, 0);
@@ -282,7 +281,6 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   if (g->level != DT_TRACED) return dt_fail(e, DT_EBUG, NULL, "place: the graph is %s", dt_level_name[g->level]);
   placer p = {.b = dt_build_at(g, DT_FWD), .g = g, .s = s, .e = e, .nv = g->val.n};
   bool said = false; /* a script's own placements go, whatever the mesh */
-  for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS) p.axis[p.naxes++] = a;
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;

@@ -121,14 +121,8 @@ static dt_status retype(lowering *w, dt_node *n) {
   for (int k = 0; k < n->nin; k++) in[k] = &g->val.p[n->in[k]].t;
   char where[256];
   snprintf(where, sizeof where, "%s:%d", n->file ? n->file : "?", n->line);
-  dt_shape_ctx c = {.op = op->name,
-                    .nin = n->nin,
-                    .nout = n->nout,
-                    .in = in,
-                    .a = &n->a,
-                    .e = w->e,
-                    .where = where,
-                    .opid = n->op};
+  dt_shape_ctx c = {
+      .op = op->name, .nin = n->nin, .nout = n->nout, .in = in, .a = &n->a, .e = w->e, .where = where, .opid = n->op};
   dt_status st = op->shape(&c);
   free(in);
   DT_TRY(st);
