@@ -545,6 +545,8 @@ static int g_recompute(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
+  if (b->g->recompute.on)
+    dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
            {"communication", 'b', &r.communication, NULL});

@@ -383,6 +383,7 @@ verb("a keep that mixes axes", "keep = function() return { states = {}, gradient
 verb("two strategies that say one thing of wire", "wire = function() return { bucket_mb = 1 } end }, { wire = function() return { bucket_mb = 2 } end",
   "the strategies strategies%[1%] and strategies%[2%] both say bucket_mb of wire; leave one of them out")
 verb("a wire of an unknown key", "wire = function() return { bucketmb = 1 } end", "wire of strategy strategies%[1%] has no option 'bucketmb'; did you mean 'bucket_mb'", "more")
+parallel("two ways to recompute", 'recompute = "full", strategies = { { place = function(g) g:recompute { ops = { "gelu" } } end } }', "graph:recompute: what backward makes again was said already; leave one of the two out", { plan = 2 })
 verb("a precision that is none", "precision = function() return 'i8' end", "precision of strategy strategies%[1%], for linear: \"f32\", \"bf16\", \"f16\" or nil, got \"i8\"", "more")
 verb("two strategies of precision", "precision = function() return 'f32' end }, { precision = function() return 'bf16' end", "strategies%[1%] and strategies%[2%] both say precision")
 verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")
