@@ -203,6 +203,8 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
 typedef struct dt_input {
   const char *name;
   dt_val val;
+  dt_type whole; /* of nd 0: val's; else val is its part from `begin` on (set by place) */
+  int64_t begin[DT_MAX_DIM];
 } dt_input;
 /* A number that the executor writes before DT_UPD (and DT_PRE) of each step: f64 scalar. */
 typedef enum {

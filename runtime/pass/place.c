@@ -270,6 +270,7 @@ static dt_status place(placer *p) {
   dt_status st = place_all(p, n0);
   if (!st) {
     dt_place_settle(p);
+    dt_place_inputs(g);
     dt_graph_prune(g, g->node.n);
   }
   free(p->whole), free(p->now), free(p->user), free(p->first);
