@@ -91,6 +91,13 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   if (ins->kind == DT_I_COMM) return bind_comm(x, p, q, e);
   if (ins->kind != DT_I_KERNEL) return DT_OK;
   q->launch.op = ins->op;
+  if (dt_op(ins->op)->ids) {
+    const dt_type *types[DT_MAX_IN];
+    for (int j = 0; j < ins->nin; j++) types[j] = &ins->view[j].t;
+    q->check.ids = dt_op(ins->op)->ids(&c->a, types);
+    q->launch.check = &q->check;
+    dt_vec_push(&x->lookups, q);
+  }
   if (!dev->vt->supports(dev, ins->op))
     return dt_fail(e, DT_EBUG, NULL, "the device %s has no kernel for %s", dev->vt->name, dt_op(ins->op)->name);
   return dev->vt->bind(dev, &q->launch, e);
@@ -274,6 +281,7 @@ static void unbind_one(dt_exec *x, bound *q) {
 }
 
 void dt_exec_unbind(dt_exec *x) {
+  dt_vec_free(&x->lookups);
   dt_dev *dev = x->ctx->dev;
   dt_trace_detach(x, false);
   for (int k = 0; k < x->nplan; k++) {

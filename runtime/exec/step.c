@@ -169,15 +169,18 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   return dt_exec_finish(x, l, info, e);
 }
 
-/* The step's sum of losses and count over all ranks; running statistics equal on all of them. */
+/* The step's sum of losses and count over all ranks; an id out of range that one of them met; running statistics equal on all of them. */
 static dt_status sum_up(dt_exec *x, dt_err *e) {
   dt_comm *c = x->ctx->comm;
-  if (c->size == 1) return DT_OK;
+  if (c->size == 1) return dt_exec_check_ids(x, e);
   int64_t start = x->tracing ? dt_trace_clock() : 0;
   DT_TRY(dt_exec_drain(x, e));
   if (x->tracing) dt_trace_span(x, "wait for gradients", -1, -1, start), start = dt_trace_clock();
   if (!x->tells) x->now.stats[0] = x->now.stats[1] = 0;
-  DT_TRY(c->vt->all_reduce(c, x->now.stats, 2, DT_F64, DT_SUM, e));
+  double all[3] = {x->now.stats[0], x->now.stats[1], dt_exec_bad_id(x)};
+  DT_TRY(c->vt->all_reduce(c, all, 3, DT_F64, DT_SUM, e));
+  memcpy(x->now.stats, all, sizeof x->now.stats);
+  if (all[2] > 0) return dt_exec_share_ids(x, e);
   if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
   return x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE ? DT_OK : share_buffers(x, e);
 }

@@ -19,11 +19,11 @@ static dt_val range_view(dt_graph *g, dt_val src, int64_t begin, int64_t n, dt_p
 static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
   *vm = (dt_vm){
-      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .f64 = space->dtype == DT_F64, .space = *space};
+      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .type = dt_compute_type(space->dtype), .space = *space};
   vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   if (add) {
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}};
+    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}, {0, 0}};
     vm->out[0] = 2;
   }
   return vm;
@@ -99,9 +99,9 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
     }
     if (last < 0) { /* the slot starts at zero, once a step */
       dt_vm *zero = dt_arena_alloc(&g->mem, sizeof *zero);
-      *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .f64 = t.dtype == DT_F64, .space = t};
+      *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(t.dtype), .space = t};
       zero->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-      zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}};
+      zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}, {0, 0}};
       zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
       last = add_fused(g, NULL, 0, &t, zero, DT_PRE, "gradient starts at zero");
       dt_edit_alias(g, last, flat, at);
@@ -122,14 +122,14 @@ static void lower_accumulation(dt_graph *g, dt_param *p, dt_val flat, int64_t at
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
-  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->f64 != b->f64)
+  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->type != b->type)
     return false;
   for (int o = 0; o < a->nout; o++)
     if (a->out[o] != b->out[o]) return false;
   for (int i = 0; i < a->nins; i++) {
     const dt_vmi *x = &a->ins[i], *y = &b->ins[i];
     if (x->op != y->op || x->dst != y->dst || x->a != y->a || x->b != y->b || x->c != y->c ||
-        memcmp(x->imm, y->imm, sizeof x->imm))
+        memcmp(x->imm, y->imm, sizeof x->imm) || memcmp(x->whole, y->whole, sizeof x->whole))
       return false;
   }
   return true;

@@ -42,7 +42,7 @@ static dt_status refuse(const shard *h, const dt_node *n, int param, const dt_cu
 static dt_val small_like(shard *h, dt_val v, int64_t len) {
   dt_graph *g = h->w->g;
   const dt_node n = *dt_node_of(g, v);
-  if (n.op == DT_OP_full) return dt_full(g, n.attr[0].f, dt_type_of(g, v)->dtype, 1, &len);
+  if (n.op == DT_OP_full) return dt_full(g, n.a.full.value.f, dt_type_of(g, v)->dtype, 1, &len);
   if (n.op == DT_OP_broadcast_to && dt_numel(dt_type_of(g, n.in[0])) == 1) {
     dt_attr a[DT_MAX_ATTR] = {{.i = 1}, {.i = len}};
     dt_val s = dt_reshape(g, n.in[0], 0, NULL);

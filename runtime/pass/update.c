@@ -37,10 +37,8 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
       if (g->param.p[i].grad < 0) continue;
       dt_val v = dt_b2(g, DT_OP_mul, g->param.p[i].grad, scale);
       if (s->clip_value > 0) {
-        dt_attr a[DT_MAX_ATTR];
-        dt_op_defaults(DT_OP_clamp, a);
-        a[0].f = -s->clip_value, a[1].f = s->clip_value;
-        v = dt_bn(g, DT_OP_clamp, &v, 1, a);
+        const dt_attrs a = {.clamp = {.min = dt_number_of(-s->clip_value), .max = dt_number_of(s->clip_value)}};
+        v = dt_bn(g, DT_OP_clamp, &v, 1, a.slot);
       }
       scaled[i] = v;
     }
