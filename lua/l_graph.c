@@ -499,8 +499,7 @@ static int g_assign(lua_State *L) {
     dtl_fits(L, fn, 3, dt_type_of(b->g, to)->dtype);
     dt_build here = dt_build_here(b->g);
     value = dt_build_number(&here, dtl_number(L, 3), dt_type_of(b->g, to)->dtype);
-  }
-  else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
+  } else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
   value = dt_cast(b->g, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
   if (!dt_type_of(b->g, value)->nd && t.nd) {
@@ -665,17 +664,28 @@ void dtl_open_graph(lua_State *L) {
                                 {"axes_size", l_axes_size},
                                 {"sample_axes", l_sample_axes},
                                 {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input},         {"param", g_param},
-                                    {"buffer", g_buffer},       {"state", g_state},
-                                    {"hyper", g_hyper},         {"full", g_full},
-                                    {"output", g_output},       {"loss", g_loss},
-                                    {"assign", g_assign},       {"grad", g_grad},
-                                    {"grads", g_grads},         {"params", g_params},
-                                    {"count", g_count},         {"again", g_again},
-                                    {"meshed", g_meshed},       {"block", g_block},
-                                    {"blocks", g_blocks},       {"recompute", g_recompute},
-                                    {"between", g_between},     {"local_state", g_local_state},
-                                    {"unclipped", g_unclipped}, {"compile", dtl_compile},
+  static const luaL_Reg method[] = {{"input", g_input},
+                                    {"param", g_param},
+                                    {"buffer", g_buffer},
+                                    {"state", g_state},
+                                    {"hyper", g_hyper},
+                                    {"full", g_full},
+                                    {"output", g_output},
+                                    {"loss", g_loss},
+                                    {"assign", g_assign},
+                                    {"grad", g_grad},
+                                    {"grads", g_grads},
+                                    {"params", g_params},
+                                    {"count", g_count},
+                                    {"again", g_again},
+                                    {"meshed", g_meshed},
+                                    {"block", g_block},
+                                    {"blocks", g_blocks},
+                                    {"recompute", g_recompute},
+                                    {"between", g_between},
+                                    {"local_state", g_local_state},
+                                    {"unclipped", g_unclipped},
+                                    {"compile", dtl_compile},
                                     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   dtl_class(L, DTL_GRAPH, method, graph_gc);

@@ -145,8 +145,8 @@ static void read_attrs(lua_State *L, const dt_op_info *o, dt_attr *attr, int fir
   for (int k = 0; k < o->nspec; k++)
     if (o->spec[k].required && !(r.given >> k & 1)) {
       static const char *const want[] = {
-          ['i'] = "a whole number", ['f'] = "a number",         ['b'] = "true or false",
-          ['d'] = "a dtype",        ['p'] = "a number or pair", ['n'] = "a number", ['l'] = "a list of whole numbers"};
+          ['i'] = "a whole number",   ['f'] = "a number", ['b'] = "true or false",          ['d'] = "a dtype",
+          ['p'] = "a number or pair", ['n'] = "a number", ['l'] = "a list of whole numbers"};
       dtl_fail(L, "%s: '%s' is missing; give %s", o->name, o->spec[k].name, want[(int)o->spec[k].kind]);
     }
 }
@@ -173,8 +173,9 @@ void dtl_fits(lua_State *L, const char *fn, int i, int dtype) {
   if (dt_is_float(dtype) || dtype == DT_BOOL || lua_isboolean(L, i)) return;
   const bool beyond = !(v.f >= -0x1p63 && v.f < 0x1p63) && !lua_isinteger(L, i);
   if (!beyond && dt_wrap(v.i, dtype) == v.i) return;
-  dtl_fail(L, "%s: %s does not fit the dtype %s; give a wider dtype, or convert the tensor with :to \"i64\" or :to \"f32\"", fn,
-           luaL_tolstring(L, i, NULL), dt_dtype_name(dtype));
+  dtl_fail(
+      L, "%s: %s does not fit the dtype %s; give a wider dtype, or convert the tensor with :to \"i64\" or :to \"f32\"",
+      fn, luaL_tolstring(L, i, NULL), dt_dtype_name(dtype));
 }
 
 /* ---- symbolic ---- */

@@ -252,5 +252,4 @@ static int g_nodes(lua_State *L) {
 }
 
 const luaL_Reg dtl_place_methods[] = {{"place", g_place},   {"placed", g_placed}, {"replace", g_replace},
-                                      {"settle", g_settle}, {"nodes", g_nodes},
-                                      {NULL, NULL}};
+                                      {"settle", g_settle}, {"nodes", g_nodes},   {NULL, NULL}};

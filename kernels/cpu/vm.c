@@ -190,7 +190,8 @@ static void v_values(const k_vm *v, const dt_vm *vm, v_code *code, v_value *val,
     reg[i] = i, val[i] = (v_value){.scalar = v->in[i].scalar, .def = -1, .last = -1, .slot = i};
   for (int j = 0; j < vm->nins; j++) {
     const dt_vmi *s = &vm->ins[j];
-    if (s->op == DT_EW_cast && (s->imm[0] == v->type || (v->type == DT_F32 && s->imm[0] == DT_F64))) { /* changes nothing here */
+    if (s->op == DT_EW_cast &&
+        (s->imm[0] == v->type || (v->type == DT_F32 && s->imm[0] == DT_F64))) { /* changes nothing here */
       code[j].op = -1, reg[s->dst] = reg[s->a];
       continue;
     }

@@ -1,15 +1,15 @@
 /* The vector machine's loops, included by vm.c for float, double and int64_t: one compiled loop for every row of
  * kernels/elementwise.def and every pattern of scalar operands. Loop: d[i] = op(a[i], b[i], c[i]) for i < n; in
  * pattern m operand k is the scalar at its address when bit k of m is set. d may be one of the operands. */
-#define V_FN(fname, PRE, A, B, C, ...)                                                               \
-  static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const F(v_imm) *imm) { \
-    const T i0 = (T)imm[0], i1 = (T)imm[1];                                                          \
-    PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                            \
-    K_IVDEP _Pragma("GCC unroll 4") for (int64_t i = 0; i < n; i++) {                                \
-      const T a = A, b = B, c = C;                                                                   \
-      (void)a, (void)b, (void)c;                                                                     \
-      d[i] = __VA_ARGS__;                                                                            \
-    }                                                                                                \
+#define V_FN(fname, PRE, A, B, C, ...)                                                                  \
+  static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const F(v_imm) * imm) { \
+    const T i0 = (T)imm[0], i1 = (T)imm[1];                                                             \
+    PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                               \
+    K_IVDEP _Pragma("GCC unroll 4") for (int64_t i = 0; i < n; i++) {                                   \
+      const T a = A, b = B, c = C;                                                                      \
+      (void)a, (void)b, (void)c;                                                                        \
+      d[i] = __VA_ARGS__;                                                                               \
+    }                                                                                                   \
   }
 #define V_SA const T sa = *pa;
 #define V_SB const T sb = *pb;
@@ -67,8 +67,8 @@ static F(v_loop) *const F(v_loops)[V_NOPS][8] = {
 #include "../elementwise.def"
 #undef EW
     [V_MULADD] = V_TABLE_3(muladd), [V_MULSUB] = V_TABLE_3(mulsub), [V_NMULADD] = V_TABLE_3(nmuladd)};
-static F(v_loop) *const
-    F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64), V_REALS(F(to_f16), F(to_bf16), F(to_f32), F(to_f64))};
+static F(v_loop) *const F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64),
+                                                 V_REALS(F(to_f16), F(to_bf16), F(to_f32), F(to_f64))};
 
 /* The address of n elements of operand o from element b of the space on: in place where the memory serves as it is,
  * else converted or gathered into o's own block. */

@@ -50,14 +50,14 @@ static void cpu_fill(dt_stream *s, void *p, int byte, size_t n) {
   else dt_cpu_stream_give(s, &(dt_cpu_work){.kind = DT_WORK_FILL, .to = p, .byte = byte, .n = n});
 }
 
-#define FIRST_BAD(type)                                                                   \
-  do {                                                                                    \
-    const type *id = v->p;                                                                \
-    for (int64_t k = 0; k < n; k++)                                                       \
+#define FIRST_BAD(type)                                                                    \
+  do {                                                                                     \
+    const type *id = v->p;                                                                 \
+    for (int64_t k = 0; k < n; k++)                                                        \
       if (((uint64_t)id[k] >= (uint64_t)ids.n) & !(ids.ignores & (id[k] == ids.ignore))) { \
-        c->found = true, c->bad = id[k];                                                  \
-        return;                                                                           \
-      }                                                                                   \
+        c->found = true, c->bad = id[k];                                                   \
+        return;                                                                            \
+      }                                                                                    \
   } while (0)
 static void check_ids(dt_id_check *c, const dt_view *v) {
   const dt_ids ids = c->ids;

@@ -100,7 +100,7 @@ struct dt_exec {
   dt_stream *compute, *comm; /* comm: NULL when the plans have nothing that overlaps */
   dt_event *done;            /* plan ticket -> end of that communication */
   dt_event last;             /* of the last one */
-  DT_VEC(bound *) lookups; /* instructions that look ids up */
+  DT_VEC(bound *) lookups;   /* instructions that look ids up */
   dt_tick tick;
   dt_exec_state state;
   dt_names names;

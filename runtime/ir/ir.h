@@ -480,7 +480,7 @@ typedef struct dt_op_info {
   dt_place_rule *place;
   dt_grad_rule *grad;
   dt_cost_rule *cost;
-  dt_ids_rule *ids; /* NULL: it looks none up */
+  dt_ids_rule *ids;                                            /* NULL: it looks none up */
   const char *shape_name, *place_name, *grad_name, *cost_name; /* for docs and `make op` */
   int ew;                                                      /* DT_EW_* or -1 */
   int ew_kind;                                                 /* DT_EWK_* */

@@ -101,9 +101,7 @@ static dt_status index_fits(dt_shape_ctx *s, const dt_type *index, const dt_type
 static dt_ids indexed(int input, int64_t n) {
   return (dt_ids){.input = input, .n = n, .what = "index", .hint = "indices count from 0"};
 }
-dt_ids ids_gather(const dt_attrs *a, const dt_type *const *in) {
-  return indexed(1, in[0]->dim[a->gather.dim]);
-}
+dt_ids ids_gather(const dt_attrs *a, const dt_type *const *in) { return indexed(1, in[0]->dim[a->gather.dim]); }
 dt_ids ids_scatter_add(const dt_attrs *a, const dt_type *const *in) {
   (void)in;
   return indexed(0, a->scatter_add.shape.v[a->scatter_add.dim]);

@@ -32,13 +32,13 @@ static dt_op_info table[DT_NOPS] = {
   .shape = shape_, .place = place_, .grad = grad_, .cost = cost_, .shape_name = #shape_, .place_name = #place_, \
   .grad_name = #grad_, .cost_name = #cost_
 #define OP(op, lo, hi, outs, bits, attrs, shape, place, grad, cost, ...) \
-  {.name = #op,                                                     \
-   .nin_min = lo,                                                   \
-   .nin_max = hi,                                                   \
-   .nout = outs,                                                    \
-   .flags = bits,                                                   \
-   .ew = -1,                                                        \
-   RULES(shape, place, grad, cost),                                 \
+  {.name = #op,                                                          \
+   .nin_min = lo,                                                        \
+   .nin_max = hi,                                                        \
+   .nout = outs,                                                         \
+   .flags = bits,                                                        \
+   .ew = -1,                                                             \
+   RULES(shape, place, grad, cost),                                      \
    __VA_OPT__(.ids = __VA_ARGS__, ).spec = {attrs}},
 #define OPV OP
 #define EW(op, nin, attrs, kind, grad, flops, ...)                      \

@@ -56,11 +56,11 @@ dt_status shape_values(dt_shape_ctx *s, int dtype) {
     const dt_attr *a = &s->attr[p->slot];
     if (p->kind != 'n' || (isinf(a[0].f) && isinf(p->def[0].f))) continue;
     if (a[0].f != floor(a[0].f) || isinf(a[0].f))
-      return fail(s, "%s is %g, but the tensor is %s; give a whole number, or convert the tensor with :to \"f32\"", p->name,
-                  a[0].f, dt_dtype_name(dtype));
+      return fail(s, "%s is %g, but the tensor is %s; give a whole number, or convert the tensor with :to \"f32\"",
+                  p->name, a[0].f, dt_dtype_name(dtype));
     if (dt_wrap(a[1].i, dtype) != a[1].i)
-      return fail(s, "%s is %g, which the tensor's dtype %s can't hold; convert the tensor with :to \"i64\"", p->name, a[0].f,
-                  dt_dtype_name(dtype));
+      return fail(s, "%s is %g, which the tensor's dtype %s can't hold; convert the tensor with :to \"i64\"", p->name,
+                  a[0].f, dt_dtype_name(dtype));
   }
   return DT_OK;
 }

@@ -6,10 +6,10 @@
 #include "ir.h"
 
 #define OP(name, lo, hi, nout, flags, attrs, shape, place, grad, cost, ...) \
-  dt_shape_rule shape;                                                 \
-  dt_place_rule place;                                                 \
-  dt_grad_rule grad;                                                   \
-  dt_cost_rule cost;                                                   \
+  dt_shape_rule shape;                                                      \
+  dt_place_rule place;                                                      \
+  dt_grad_rule grad;                                                        \
+  dt_cost_rule cost;                                                        \
   __VA_OPT__(dt_ids_rule __VA_ARGS__;)
 #define OPV OP
 #define EW(name, nin, attrs, kind, grad, flops, ...) dt_grad_rule grad;

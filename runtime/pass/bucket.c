@@ -18,8 +18,12 @@ static dt_val range_view(dt_graph *g, dt_val src, int64_t begin, int64_t n, dt_p
 
 static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  *vm = (dt_vm){
-      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .type = dt_compute_type(space->dtype), .space = *space};
+  *vm = (dt_vm){.nin = add ? 2 : 1,
+                .nout = 1,
+                .nins = add,
+                .nreg = add ? 3 : 1,
+                .type = dt_compute_type(space->dtype),
+                .space = *space};
   vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   if (add) {
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));

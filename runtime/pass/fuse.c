@@ -14,7 +14,7 @@ enum { MAX_GROUP = 48, MAX_GIN = 20, MAX_GOUT = DT_MAX_OUT };
 typedef struct group {
   DT_VEC(dt_nid) m;
   uint8_t type; /* computes in */
-  int merged; /* -1, or the group that took it over */
+  int merged;   /* -1, or the group that took it over */
 } group;
 typedef struct fuser {
   dt_graph *g;
@@ -244,8 +244,7 @@ static int16_t reg_of(dt_val v, const dt_val *in, int nin, const dt_val *made, c
 /* the instruction that puts a constant into register dst */
 static dt_vmi constant_of(const dt_node *n, int dst) {
   const dt_number v = n->a.full.value;
-  return (dt_vmi){
-      DT_EW_full, (int16_t)dst, -1, -1, -1, {v.f, 0}, {dt_wrap(v.i, (int)n->a.full.dtype), 0}};
+  return (dt_vmi){DT_EW_full, (int16_t)dst, -1, -1, -1, {v.f, 0}, {dt_wrap(v.i, (int)n->a.full.dtype), 0}};
 }
 
 static bool same_constant(const dt_vmi *a, const dt_vmi *b) {
@@ -299,8 +298,7 @@ static void lower_group(fuser *f, const dt_nid *m, int n, uint8_t type) {
     }
     dt_vmi ins = {(uint16_t)dt_op(x->op)->ew, (int16_t)next++, r[0], r[1], r[2], {0, 0}, {0, 0}};
     if (x->op == DT_OP_cast) ins.imm[0] = (double)x->a.cast.dtype;
-    else { /* other rows have no numbers, or these two */
-      ins.imm[0] = x->a.clamp.min.f, ins.imm[1] = x->a.clamp.max.f;
+    else { /* other rows have no numbers, or these two */ ins.imm[0] = x->a.clamp.min.f, ins.imm[1] = x->a.clamp.max.f;
       ins.whole[0] = x->a.clamp.min.i, ins.whole[1] = x->a.clamp.max.i;
     }
     vm->ins[vm->nins++] = ins;
@@ -370,8 +368,7 @@ static void lower_assigns(fuser *f) {
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-    *vm = (dt_vm){
-        .nin = 1, .nout = 1, .nreg = 1, .type = dt_compute_type(d->t.dtype), .space = d->t};
+    *vm = (dt_vm){.nin = 1, .nout = 1, .nreg = 1, .type = dt_compute_type(d->t.dtype), .space = d->t};
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;
@@ -490,11 +487,8 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-    *vm = (dt_vm){.nout = 1,
-                  .nins = 1,
-                  .nreg = 1,
-                  .type = dt_compute_type(g->val.p[v].t.dtype),
-                  .space = g->val.p[v].t};
+    *vm = (dt_vm){
+        .nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(g->val.p[v].t.dtype), .space = g->val.p[v].t};
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
     vm->ins[0] = constant_of(n, 0);
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));

@@ -240,7 +240,8 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   for (int s = 0; s < op->nspec; s++) {
     for (int k = 0; k < dt_attr_slots(&op->spec[s]); k++) {
       const dt_attr *a = &x->attr[op->spec[s].slot + k];
-      if (op->spec[s].kind == 'f' || (op->spec[s].kind == 'n' && !k)) dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
+      if (op->spec[s].kind == 'f' || (op->spec[s].kind == 'n' && !k))
+        dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
       else dt_str_add(out, " %s=%lld", op->spec[s].name, (long long)a->i);
     }
   }

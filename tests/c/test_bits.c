@@ -113,8 +113,13 @@ static void chains(int dtype) {
         .nin = 3, .nins = 3 + irnd(MAX_INS - 3), .dtype = dtype, .to = dtype, .scalar = k % 4 ? 0 : 1u << irnd(3)};
     for (int j = 0; j < g.nins; j++) {
       int op = irnd(7) ? often[irnd(7)] : seldom[irnd(6)], live = 3 + j;
-      g.ins[j] = (dt_vmi){(uint16_t)op,        (int16_t)(3 + j),    (int16_t)(j && irnd(3) ? live - 1 : irnd(live)),
-                          (int16_t)irnd(live), (int16_t)irnd(live), {0, 0}, {0, 0}};
+      g.ins[j] = (dt_vmi){(uint16_t)op,
+                          (int16_t)(3 + j),
+                          (int16_t)(j && irnd(3) ? live - 1 : irnd(live)),
+                          (int16_t)irnd(live),
+                          (int16_t)irnd(live),
+                          {0, 0},
+                          {0, 0}};
     }
     snprintf(g.name, sizeof g.name, "chain %d of %s", k, dt_dtype_name(dtype));
     check(&g);

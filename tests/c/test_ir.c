@@ -113,7 +113,7 @@ static const char *const rules[][2] = {
     {"sum_squares i32[2]", "!sum_squares: input 1 is i32"},
     {"cumsum f32[2,3] dim=-1", "f32[2,3]"},
     {"cumsum i32[2,3] dim=0", "i64[2,3]"},
-    {"cumsum f32[2,3] dim=2", "!cumsum: f32[2,3] has no dim 2"},
+    {"cumsum f32[2,3] dim=2", "!cumsum: [2,3] has no dim 2"},
     {"softmax f32[2,3]", "f32[2,3]"},
     {"softmax i64[2,3]", "!softmax: input 1 is i64"},
     {"topk i64[2,3] k=2", "i64[2,2] i64[2,2]"},

@@ -220,7 +220,8 @@ static void test_program(void) {
   const bool f64 = irnd(2);
   dt_vmi ins[16] = {{0}};
   int16_t outs[4];
-  dt_vm vm = {.nin = irnd(6), .nout = 1 + irnd(4), .nins = irnd(14), .type = f64 ? DT_F64 : DT_F32, .ins = ins, .out = outs};
+  dt_vm vm = {
+      .nin = irnd(6), .nout = 1 + irnd(4), .nins = irnd(14), .type = f64 ? DT_F64 : DT_F32, .ins = ins, .out = outs};
   vm.space = dt_type_make(DT_F32, 3, shape);
   if (!vm.nin && !vm.nins) vm.nins = 1;
   vm.nreg = vm.nin + 1 + irnd(4);

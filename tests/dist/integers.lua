@@ -4,7 +4,8 @@ local core = require "dtrain.core"
 local dt = require "dtrain"
 
 local big, huge = 1 << 53, 1 << 62
-local X = { big - 1, big, big + 1, -big - 1, -big, -big + 1, huge - 1, huge + 1, -huge - 1, math.maxinteger, math.mininteger, 0, 1, -1, 7 }
+local X = { big - 1, big, big + 1, -big - 1, -big, -big + 1, huge - 1, huge + 1, -huge - 1, math.maxinteger, math.mininteger,
+  0, 1, -1, 7 }
 local Y = { 3, big + 1, big, big, -big - 1, -3, huge, huge + 1, -huge, 1, 1, -1, 62, 3, -2 }
 local n = #X
 local x, y = dt.tensor(X, "i64"), dt.tensor(Y, "i64")
