@@ -1,4 +1,5 @@
 /* The CPU as a device: memory is the host's, so a copy is a memcpy and a map is the memory itself. Opened by the session. */
+#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -56,6 +57,7 @@ static void cpu_fill(dt_stream *s, void *p, int byte, size_t n) {
     for (int64_t k = 0; k < n; k++)                                                        \
       if (((uint64_t)id[k] >= (uint64_t)ids.n) & !(ids.ignores & (id[k] == ids.ignore))) { \
         c->found = true, c->bad = id[k];                                                   \
+        if (c->spoil) *c->spoil = NAN;                                                     \
         return;                                                                            \
       }                                                                                    \
   } while (0)

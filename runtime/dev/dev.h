@@ -23,6 +23,8 @@ typedef struct dt_id_check {
   dt_ids ids;
   bool found;  /* one outside of them has come; stays so until somebody clears it */
   int64_t bad; /* the first */
+  double *
+      spoil; /* becomes NaN then, so that all ranks hear of it: the step's sum of losses, in the device's memory; NULL: nothing */
 } dt_id_check;
 /* A kernel call that is bound: pointers set, primitives made. */
 typedef struct dt_launch {
