@@ -53,7 +53,7 @@ dt_status shape_values(dt_shape_ctx *s, int dtype) {
   const dt_op_info *o = dt_op(s->opid);
   for (int i = 0; i < o->nspec && !dt_is_float(dtype); i++) {
     const dt_attr_spec *p = &o->spec[i];
-    const dt_attr *a = &s->attr[p->slot];
+    const dt_attr *a = &s->a->slot[p->slot];
     if (p->kind != 'n' || (isinf(a[0].f) && isinf(p->def[0].f))) continue;
     if (a[0].f != floor(a[0].f) || isinf(a[0].f))
       return fail(s, "%s is %g, but the tensor is %s; give a whole number, or convert the tensor with :to \"f32\"",

@@ -81,7 +81,7 @@ static inline void interp_program(const dt_node *n, const dt_call *c, dt_vm *vm,
                   .b = n->nin > 1 ? 1 : -1,
                   .c = n->nin > 2 ? 2 : -1};
   for (int i = 0; i < 2 && i < o->nspec; i++) {
-    const dt_attr *a = &n->attr[o->spec[i].slot];
+    const dt_attr *a = &n->a.slot[o->spec[i].slot];
     if (o->spec[i].kind == 'n') ins->imm[i] = a[0].f, ins->whole[i] = a[1].i;
     else if (o->spec[i].kind == 'd' && o->ew_kind == DT_EWK_CAST) ins->imm[i] = (double)a->i;
   }
@@ -102,7 +102,7 @@ static inline dt_status interp_node(interp *x, const dt_node *n, bool first, dt_
   dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .pool = x->pool, .tick = &x->tick, .vm = n->vm};
   for (int i = 0; i < n->nin; i++) in[i] = interp_view(x, n->in[i]);
   for (int k = 0; k < n->nout; k++) c.out[k] = interp_view(x, n->out[k]);
-  memcpy(c.attr, n->attr, sizeof c.attr);
+  c.a = n->a;
   c.flags = first ? n->acc & ~n->acc_first0 : n->acc;
   dt_vm vm;
   dt_vmi ins;
