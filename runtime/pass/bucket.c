@@ -9,12 +9,16 @@
 
 static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  *vm = (dt_vm){
-      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .f64 = space->dtype == DT_F64, .space = *space};
+  *vm = (dt_vm){.nin = add ? 2 : 1,
+                .nout = 1,
+                .nins = add,
+                .nreg = add ? 3 : 1,
+                .type = dt_compute_type(space->dtype),
+                .space = *space};
   vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   if (add) {
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}};
+    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}, {0, 0}};
     vm->out[0] = 2;
   }
   return vm;
@@ -39,9 +43,9 @@ static void sort_contributions(dt_graph *g, dt_node *sum) {
 /* A program without inputs that gives zeros of type t. */
 static const dt_vm *zero_program(dt_graph *g, const dt_type *t) {
   dt_vm *zero = dt_arena_alloc(&g->mem, sizeof *zero);
-  *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .f64 = t->dtype == DT_F64, .space = *t};
+  *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(t->dtype), .space = *t};
   zero->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-  zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}};
+  zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}, {0, 0}};
   zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   return zero;
 }
@@ -92,14 +96,14 @@ static void lower_accumulation(dt_graph *g, const dt_param *p, dt_val flat, int6
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
-  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->f64 != b->f64)
+  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->type != b->type)
     return false;
   for (int o = 0; o < a->nout; o++)
     if (a->out[o] != b->out[o]) return false;
   for (int i = 0; i < a->nins; i++) {
     const dt_vmi *x = &a->ins[i], *y = &b->ins[i];
     if (x->op != y->op || x->dst != y->dst || x->a != y->a || x->b != y->b || x->c != y->c ||
-        memcmp(x->imm, y->imm, sizeof x->imm))
+        memcmp(x->imm, y->imm, sizeof x->imm) || memcmp(x->whole, y->whole, sizeof x->whole))
       return false;
   }
   return true;
@@ -111,11 +115,12 @@ typedef struct buffers {
   dt_graph *g;
   const dt_spec *s;
   const dt_layout *l;
-  dt_val parameters, state[DT_MAX_STATE], sums; /* the flat leaves: of parameters, of each state, of gradients that sum up over the step; -1 */
+  dt_val parameters, state[DT_MAX_STATE],
+      sums; /* the flat leaves: of parameters, of each state, of gradients that sum up over the step; -1 */
   int nstate;
   int np, *order; /* [np] the parameters of which this rank updates something, in flat order */
-  char *kind;    /* [values] of a root */
-  int64_t *base; /* [values] OF_BUCKET: the flat element at which it begins */
+  char *kind;     /* [values] of a root */
+  int64_t *base;  /* [values] OF_BUCKET: the flat element at which it begins */
 } buffers;
 
 static int64_t share_begin(const buffers *f, int b) {
@@ -212,8 +217,7 @@ static bool same_update(const buffers *f, const dt_node *a, const dt_param *pa, 
   for (int k = 0; k < a->nin; k++) {
     bool slot = in_slot(f, a->in[k], pa);
     if (a->in[k] == b->in[k] ? slot
-                             : !slot || !in_slot(f, b->in[k], pb) ||
-                                   g->val.p[a->in[k]].root != g->val.p[b->in[k]].root)
+                             : !slot || !in_slot(f, b->in[k], pb) || g->val.p[a->in[k]].root != g->val.p[b->in[k]].root)
       return false;
   }
   for (int o = 0; o < a->nout; o++)
@@ -281,8 +285,7 @@ static void merge_updates(const buffers *f) {
     if (up[order[a]] < 0) continue;
     const dt_node u = g->node.p[up[order[a]]];
     if (!takes_ranges(f, &u, pa)) continue;
-    while (b < f->np && up[order[b]] >= 0 &&
-           same_update(f, &u, pa, &g->node.p[up[order[b]]], &g->param.p[order[b]]))
+    while (b < f->np && up[order[b]] >= 0 && same_update(f, &u, pa, &g->node.p[up[order[b]]], &g->param.p[order[b]]))
       b++;
     if (b == a + 1 && g->val.p[pa->val].t.nd <= 1) continue;
     dt_nid at = update_range(f, &u, pa, &g->param.p[order[b - 1]]);

@@ -98,13 +98,15 @@ static dt_val seed(back *b) {
   int dtype = dt_type_of(g, g->loss)->dtype;
   if (g->plain_grad) return dt_build_scalar(&b->build, 1, dtype);
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
-  dt_hyper h = {.name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_build_leaf(&b->build, DT_OP_hyper, &f64, "seed_scale")};
+  dt_hyper h = {
+      .name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_build_leaf(&b->build, DT_OP_hyper, &f64, "seed_scale")};
   dt_vec_push(&g->hyper, h);
   b->build.at.phase = DT_FWD; /* what a step reports is known after forward */
   dt_val count = count_f64(b);
   dt_val sum = dt_build2(&b->build, DT_OP_mul, dt_build_cast(&b->build, g->loss, DT_F64), count);
   int64_t one = 1;
-  g->stats = dt_build2(&b->build, DT_OP_concat, dt_build_reshape(&b->build, sum, 1, &one), dt_build_reshape(&b->build, count, 1, &one));
+  g->stats = dt_build2(&b->build, DT_OP_concat, dt_build_reshape(&b->build, sum, 1, &one),
+                       dt_build_reshape(&b->build, count, 1, &one));
   b->build.at.phase = DT_BWD;
   return dt_build_cast(&b->build, dt_build2(&b->build, DT_OP_mul, count, h.val), dtype);
 }

@@ -42,7 +42,7 @@ static dt_status refuse(const shard *h, const dt_node *n, int param, const dt_cu
 static dt_val small_like(shard *h, dt_build *b, dt_val v, int64_t len) {
   dt_graph *g = h->w->g;
   const dt_node n = *dt_node_of(g, v);
-  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value, dt_type_of(g, v)->dtype, 1, &len);
+  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value.f, dt_type_of(g, v)->dtype, 1, &len);
   if (n.op == DT_OP_broadcast_to && dt_numel(dt_type_of(g, n.in[0])) == 1) {
     dt_val s = dt_build_reshape(b, n.in[0], 0, NULL);
     return dt_build_op(b, DT_OP_broadcast_to, &s, 1, &(dt_attrs){.broadcast_to = {{1, {len}}}});
@@ -104,8 +104,7 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
           dt_op(n.op)->name, g->param.p[param].name);
     dt_val x = h->now[n.in[0]], p;
     int64_t one = 1;
-    p = n.op == DT_OP_norm ? dt_build1(&b, DT_OP_sum_squares, x)
-                           : dt_build_reduce(&b, DT_OP_sum, x, 0, NULL, false);
+    p = n.op == DT_OP_norm ? dt_build1(&b, DT_OP_sum_squares, x) : dt_build_reduce(&b, DT_OP_sum, x, 0, NULL, false);
     p = dt_build_reshape(&b, dt_build_cast(&b, p, DT_F32), 1, &one);
     dt_reduce_flags(g, from, DT_NODE_OWN);
     dt_vec_push(&h->totals, ((total){i, p, axes}));

@@ -112,8 +112,13 @@ static const char *const rules[][2] = {
     {"sum_squares f32[2,3] f32[4]", "f64[]"},
     {"sum_squares i32[2]", "!sum_squares: input 1 is i32"},
     {"cumsum f32[2,3] dim=-1", "f32[2,3]"},
-    {"cumsum i64[2,3] dim=0", "!cumsum: input 1 is i64"},
+    {"cumsum i32[2,3] dim=0", "i64[2,3]"},
+    {"cumsum f32[2,3] dim=2", "!cumsum: [2,3] has no dim 2"},
     {"softmax f32[2,3]", "f32[2,3]"},
+    {"softmax i64[2,3]", "!softmax: input 1 is i64"},
+    {"topk i64[2,3] k=2", "i64[2,2] i64[2,2]"},
+    {"topk bool[3] k=2", "!topk: has no meaning for bool"},
+    {"clamp i64[2] min=0.5", "!clamp: min is 0.5, but the tensor is i64"},
     {"softmax_bwd f32[2,3] f32[2,3]", "f32[2,3]"},
     {"log_softmax f32[2,3] dim=0", "f32[2,3]"},
     {"log_softmax_bwd f32[2,3] f32[2,3]", "f32[2,3]"},
@@ -351,7 +356,7 @@ static void test_table(void) {
   T_CHECK(dt_op_find("no_such_op") == DT_OP_none);
   dt_attrs a;
   dt_op_defaults(DT_OP_clamp, &a);
-  T_CHECK(isinf(a.clamp.min) && a.clamp.min < 0 && isinf(a.clamp.max) && a.clamp.max > 0);
+  T_CHECK(isinf(a.clamp.min.f) && a.clamp.min.f < 0 && isinf(a.clamp.max.f) && a.clamp.max.f > 0);
   dt_op_defaults(DT_OP_slice, &a);
   T_CHECK(a.slice.stop == INT64_MAX && a.slice.step == 1);
   dt_op_defaults(DT_OP_conv2d, &a);
@@ -521,7 +526,8 @@ static void test_grad_errors(void) {
   g.loss = dt_build_reduce(&b, DT_OP_sum, y + 1, 0, NULL, false); /* the mean that layer_norm returns beside */
   refuses(&g, "layer_norm: the loss needs a gradient through its second or third result");
   build_model(&g);
-  g.loss = dt_build_reduce(&b, DT_OP_sum, dt_build2(&b, DT_OP_gelu_bwd, g.param.p[0].val, g.param.p[0].val), 0, NULL, false);
+  g.loss = dt_build_reduce(&b, DT_OP_sum, dt_build2(&b, DT_OP_gelu_bwd, g.param.p[0].val, g.param.p[0].val), 0, NULL,
+                           false);
   refuses(&g, "gelu_bwd: the loss needs a gradient through it, and it has none");
   build_model(&g);
   g.loss = dt_build_reduce(&b, DT_OP_mean, dt_build1(&b, DT_OP_stop_gradient, g.param.p[0].val), 0, NULL, false);
