@@ -40,6 +40,10 @@ _Noreturn void dtl_bad_arg(lua_State *L, const char *fn, int arg, const char *wa
 int64_t dtl_int(lua_State *L, const char *fn, int arg, int i);
 double dtl_num(lua_State *L, const char *fn, int arg, int i);
 const char *dtl_text(lua_State *L, const char *fn, int arg, int i);
+/* The number or boolean at stack index i: integers are exact. */
+dt_number dtl_number(lua_State *L, int i);
+/* A number at stack index i that an integer dtype can't hold is an error. */
+void dtl_fits(lua_State *L, const char *fn, int i, int dtype);
 int dtl_dtype(lua_State *L, const char *fn, int arg, int i);
 int dtl_opt_dtype(lua_State *L, const char *fn, int arg, int i, int otherwise);
 /* A list of whole numbers, or one number; returns the count (<= DT_MAX_DIM). */
