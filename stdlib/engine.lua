@@ -248,7 +248,7 @@ local function warn_of_launcher(self, m)
     .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
 end
 
---- Compares a digest of each parameter among its replicas; an error on all ranks names the first that differs.
+--- Compares a digest of each parameter, optimizer state and buffer among its replicas; an error on all ranks names the first that differs.
 function M.compare(engine)
   if core.size() > 1 then util.at(engine.job.where, engine.exec.alike, engine.exec) end
 end
