@@ -29,7 +29,7 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
     g->norm = dt_build2(b, DT_OP_mul, dt_build1(b, DT_OP_sqrt, total), scale);
     if (s->clip_norm > 0) {
       dt_val coef = dt_build2(b, DT_OP_div, dt_build_scalar(b, s->clip_norm, DT_F32),
-                          dt_build2(b, DT_OP_add, g->norm, dt_build_scalar(b, 1e-6, DT_F32)));
+                              dt_build2(b, DT_OP_add, g->norm, dt_build_scalar(b, 1e-6, DT_F32)));
       scale = dt_build2(b, DT_OP_mul, scale, dt_build2(b, DT_OP_minimum, coef, dt_build_scalar(b, 1.0, DT_F32)));
     }
     for (int i = 0; i < g->param.n; i++) {

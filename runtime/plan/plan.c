@@ -136,7 +136,9 @@ static void make_comm(lowering *l, dt_instr *x, const dt_node *n, int at, bool q
   dt_plan *p = l->p;
   x->kind = DT_I_COMM;
   x->group = dt_node_group(n);
-  x->red = n->op == DT_OP_all_reduce ? (int)n->a.all_reduce.red : n->op == DT_OP_reduce_scatter ? (int)n->a.reduce_scatter.red : 0;
+  x->red = n->op == DT_OP_all_reduce       ? (int)n->a.all_reduce.red
+           : n->op == DT_OP_reduce_scatter ? (int)n->a.reduce_scatter.red
+                                           : 0;
   x->count = dt_numel(&p->g->val.p[n->in[0]].t);
   p->lockstep |= at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) &&
                  x->group.axes & dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES);
