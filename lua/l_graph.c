@@ -213,25 +213,14 @@ static int g_param(lua_State *L) {
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"trainable", 'b', &trainable, NULL}, {"group", 'i', &group, NULL},
            {"dtype", 'd', &dtype, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
-  dt_param p = {.name = new_name(L, fn, b->g),
-                .grad = -1,
-                .counted = true,
-                .trainable = trainable,
-                .flat = -1,
-                .bucket = -1,
-                .compute = -1,
-                .file = b->build.at.file,
-                .line = b->build.at.line};
+  dt_param p = {.name = new_name(L, fn, b->g), .trainable = trainable};
   if (group < 0 || group > 1 << 20)
     dtl_fail(L, "%s: group of '%s' must be 0 or more, got %lld", fn, p.name, (long long)group);
   if (trainable && !dt_is_float(dtype))
     dtl_fail(L, "%s: '%s' is %s; only floats can be trained", fn, p.name, dt_dtype_name(dtype));
   p.group = (int)group;
   if (init) p.init = read_init(L, fn, p.name, init, &t);
-  for (int k = 0; k < (int)(sizeof p.state / sizeof *p.state); k++) p.state[k] = -1;
-  p.val = dt_build_leaf(&b->build, DT_OP_param, &t, p.name);
-  dt_vec_push(&b->g->param, p);
-  return dtl_push_symbol(L, 1, p.val), 1;
+  return dtl_push_symbol(L, 1, dt_graph_param(&b->build, &p, &t)), 1;
 }
 
 /* g:buffer(name, shape, { init =, dtype = }) */
@@ -268,18 +257,14 @@ static int g_state(lua_State *L) {
   dt_param *p = param_of(b->g, v);
   if (!p) dtl_fail(L, "%s: argument 1 must be a parameter's symbol", fn);
   for (int k = 0; k < p->nstate; k++)
-    if (!strcmp(p->state_name[k], name))
+    if (!strcmp(p->state[k].name, name))
       dtl_fail(L, "%s: '%s' has a state '%s' already; names must differ", fn, p->name, name);
-  int most = (int)(sizeof p->state / sizeof *p->state);
-  if (p->nstate == most) dtl_fail(L, "%s: '%s' has %d states already; that is the most", fn, p->name, most);
+  if (p->nstate == DT_MAX_STATE)
+    dtl_fail(L, "%s: '%s' has %d states already; that is the most", fn, p->name, DT_MAX_STATE);
   dt_type t = *dt_type_of(b->g, v);
   if (t.dtype != DT_F64) t.dtype = DT_F32;
-  dt_val s = dt_build_leaf(&b->build, DT_OP_state, &t, name);
-  p->state_name[p->nstate] = dt_arena_strdup(&b->g->mem, name);
-  p->state_fill[p->nstate] = fill;
-  p->state_copy[p->nstate] = copy;
-  p->state[p->nstate++] = s;
-  return dtl_push_symbol(L, 1, s), 1;
+  const dt_state s = {.name = dt_arena_strdup(&b->g->mem, name), .fill = fill, .copy = copy};
+  return dtl_push_symbol(L, 1, dt_graph_param_state(&b->build, (int)(p - b->g->param.p), &s, &t)), 1;
 }
 
 /* g:local_state(name, shape, { init =, dtype =, shared = bool }): a state that belongs to no parameter: a hook's, of which each rank of
@@ -501,9 +486,10 @@ static int g_assign(lua_State *L) {
   if (!update && op != DT_OP_buffer && op != DT_OP_assign)
     dtl_fail(L, "%s: only buffers can be written in a forward pass; parameters change in the optimizer's update", fn);
   if (dtl_to_tensor(L, 3)) value = dtl_graph_const(L, 1, 3);
-  else if (lua_type(L, 3) == LUA_TNUMBER)
-    value = dt_build_scalar(&b->build, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
-  else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
+  else if (lua_type(L, 3) == LUA_TNUMBER) {
+    dtl_fits(L, fn, 3, dt_type_of(b->g, to)->dtype);
+    value = dt_build_number(&b->build, dtl_number(L, 3), dt_type_of(b->g, to)->dtype);
+  } else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
   value = dt_build_cast(&b->build, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
   if (!dt_type_of(b->g, value)->nd && t.nd) {
@@ -545,6 +531,8 @@ static int g_recompute(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
+  if (b->g->recompute.on)
+    dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
            {"communication", 'b', &r.communication, NULL});

@@ -36,7 +36,9 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
       if (g->param.p[i].grad < 0) continue;
       dt_val v = dt_build2(b, DT_OP_mul, g->param.p[i].grad, scale);
       if (s->clip_value > 0)
-        v = dt_build_op(b, DT_OP_clamp, &v, 1, &(dt_attrs){.clamp = {.min = -s->clip_value, .max = s->clip_value}});
+        v = dt_build_op(
+            b, DT_OP_clamp, &v, 1,
+            &(dt_attrs){.clamp = {.min = dt_number_of(-s->clip_value), .max = dt_number_of(s->clip_value)}});
       scaled[i] = v;
     }
   }
@@ -65,15 +67,10 @@ static dt_val leaf_again(const again *a, dt_val v) {
   dt_build b = {.g = g, .at = dt_cursor_of(dt_node_of(g, v))};
   const dt_param from = g->param.p[a->from.param];
   int k = 0;
-  while (k < from.nstate && from.state[k] != v) k++;
+  while (k < from.nstate && from.state[k].val != v) k++;
   if (k == from.nstate) return v;
   const dt_type t = *dt_type_of(g, v);
-  dt_val s = dt_build_leaf(&b, DT_OP_state, &t, from.state_name[k]);
-  dt_param *p = &g->param.p[a->to.param];
-  p->state_name[p->nstate] = from.state_name[k];
-  p->state_fill[p->nstate] = from.state_fill[k], p->state_copy[p->nstate] = from.state_copy[k];
-  p->state[p->nstate++] = s;
-  return s;
+  return dt_graph_param_state(&b, a->to.param, &from.state[k], &t);
 }
 
 void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt_nid end) {
