@@ -31,7 +31,7 @@ static bool same_on(const dt_exec *x, int i, int a) {
 /* Coordinates of the stages that share the i-th, 0: one has it alone. */
 static uint64_t stages_of(const dt_exec *x, int i) {
   const dt_kept *k = &x->kept[i];
-  return k->away || k->param < 0 ? 0 : x->b[0].plan->g->param.p[k->param].stages;
+  return k->away || k->param < 0 ? 0 : x->b[0].plan->g->param.p[k->param].staged.stages;
 }
 
 /* Compares the digests of those on which the ranks of a group should agree: on axis a, or of these stages. */
@@ -61,9 +61,9 @@ dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
     if (m->role[a] != DT_AXIS_STAGES && m->size[a] > 1) st = compare(x, digest, a, 0, e);
   for (int i = 0; i < g->param.n && !st;
        i++) { /* once for each set of stages, in the order of parameters, which they share */
-    uint64_t stages = g->param.p[i].stages;
+    uint64_t stages = g->param.p[i].staged.stages;
     for (int k = 0; k < i && stages; k++)
-      if (g->param.p[k].stages == stages) stages = 0;
+      if (g->param.p[k].staged.stages == stages) stages = 0;
     if (stages) st = compare(x, digest, dt_mesh_stages(m), stages, e);
   }
   free(digest);
