@@ -299,7 +299,8 @@ static void rewrite_norm(work *w) {
       const dt_layout_bucket *kb = &w->l->bucket[g->bucket.p[b].number];
       /* the whole range, where what lies between parameters is zero */
       bool all = !kb->each && !(w->s->verbs.reduce && kb->axes & w->samples);
-      const int *m = &w->member[w->begin[g->bucket.p[b].number]], *end = &w->member[w->begin[g->bucket.p[b].number + 1]];
+      const int *m = &w->member[w->begin[g->bucket.p[b].number]],
+                *end = &w->member[w->begin[g->bucket.p[b].number + 1]];
       for (const int *k = m; k < end; k++)
         if (g->param.p[*k].grad >= 0) all &= spread_of(w, *k) == axes && g->param.p[*k].staged.counted;
       if (all) {
