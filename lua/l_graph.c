@@ -39,16 +39,16 @@ static int graph_gc(lua_State *L) {
   return 0;
 }
 
-/* core.graph{ mesh =, rows =, plain_grad = }: rows is the number of samples in a microbatch (the first input's first
+/* core.graph{ mesh =, rows =, precision =, plain_grad = }: precision is the job's, rows is the number of samples in a microbatch (the first input's first
  * dim) */
 static int l_graph(lua_State *L) {
-  int mesh = 0;
+  int mesh = 0, precision = DT_F32;
   int64_t rows = 0;
   bool plain = false;
   dt_mesh m = {0};
   lua_settop(L, 1);
   DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
-           {"plain_grad", 'b', &plain, NULL});
+           {"precision", 'd', &precision, NULL}, {"plain_grad", 'b', &plain, NULL});
   if (mesh) dtl_read_mesh(L, mesh, &m);
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
@@ -60,6 +60,7 @@ static int l_graph(lua_State *L) {
   dt_graph_init(b->g);
   b->build = dt_build_at(b->g, DT_FWD);
   b->g->rows = rows;
+  b->g->low = precision;
   b->g->plain_grad = plain;
   b->g->mesh = m;
   return 1;
