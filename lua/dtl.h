@@ -40,6 +40,10 @@ _Noreturn void dtl_bad_arg(lua_State *L, const char *fn, int arg, const char *wa
 int64_t dtl_int(lua_State *L, const char *fn, int arg, int i);
 double dtl_num(lua_State *L, const char *fn, int arg, int i);
 const char *dtl_text(lua_State *L, const char *fn, int arg, int i);
+/* The number or boolean at stack index i: integers are exact. */
+dt_number dtl_number(lua_State *L, int i);
+/* A number at stack index i that an integer dtype can't hold is an error. */
+void dtl_fits(lua_State *L, const char *fn, int i, int dtype);
 int dtl_dtype(lua_State *L, const char *fn, int arg, int i);
 int dtl_opt_dtype(lua_State *L, const char *fn, int arg, int i, int otherwise);
 /* A list of whole numbers, or one number; returns the count (<= DT_MAX_DIM). */
@@ -116,8 +120,9 @@ dtl_tensor *dtl_contiguous(lua_State *L, int i, int dtype);
 void dtl_copy_view(const dt_view *dst, const dt_view *src);
 /* Pushes a tensor made of a number, boolean or nested list; dtype -1: inferred. */
 dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dtype);
-extern const luaL_Reg dtl_fill_functions[];                                /* of core: what makes tensors (l_fill.c) */
-void dtl_put_element(lua_State *L, int i, void *p, int dtype, int64_t at); /* the number or boolean at stack index i */
+extern const luaL_Reg dtl_fill_functions[]; /* of core: what makes tensors (l_fill.c) */
+void dtl_put_element(lua_State *L, const char *fn, int i, void *p, int dtype,
+                     int64_t at); /* the number or boolean at index i */
 /* Pushes element i as a Lua number or boolean. */
 void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i);
 void dtl_push_text(lua_State *L, const dtl_tensor *t); /* l_print.c */

@@ -45,14 +45,14 @@ static void nest_scan(lua_State *L, nest *n, int i, int depth) {
   if (kind > n->kind) n->kind = kind;
 }
 
-static void nest_store(lua_State *L, int i, dt_view *v, int depth, int64_t *at) {
+static void nest_store(lua_State *L, const char *fn, int i, dt_view *v, int depth, int64_t *at) {
   if (depth == v->t.nd) {
-    dtl_put_element(L, i, v->p, v->t.dtype, (*at)++);
+    dtl_put_element(L, fn, i, v->p, v->t.dtype, (*at)++);
     return;
   }
   for (int64_t k = 1; k <= v->t.dim[depth]; k++) {
     lua_rawgeti(L, i, k);
-    nest_store(L, lua_gettop(L), v, depth + 1, at);
+    nest_store(L, fn, lua_gettop(L), v, depth + 1, at);
     lua_pop(L, 1);
   }
 }
@@ -66,7 +66,7 @@ dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dt
   dt_type type = dt_type_make(dtype >= 0 ? dtype : n.kind, n.nd, n.dim);
   t = dtl_tensor_new(L, &type);
   int64_t at = 0;
-  nest_store(L, i, &t->v, 0, &at);
+  nest_store(L, fn, i, &t->v, 0, &at);
   return t;
 }
 
@@ -86,7 +86,7 @@ static int filled(lua_State *L, const char *fn, int value_at, double value, int 
   int64_t n = dt_numel(&t);
   size_t es = dt_dtype_size(dtype);
   if (!n) return 1;
-  if (value_at) dtl_put_element(L, value_at, b->v.p, dtype, 0);
+  if (value_at) dtl_put_element(L, fn, value_at, b->v.p, dtype, 0);
   else dt_put(b->v.p, dtype, 0, value);
   for (size_t done = 1; done < (size_t)n;) { /* doubles what is there */
     size_t more = done < (size_t)n - done ? done : (size_t)n - done;
@@ -180,18 +180,24 @@ static int l_arange(lua_State *L) {
   int n = lua_gettop(L), dtype = -1;
   if (n > 0 && lua_type(L, n) == LUA_TSTRING) dtype = dtl_dtype(L, "arange", n, n), n--;
   bool whole = true;
-  int64_t unused;
-  for (int i = 1; i <= n; i++)
-    whole = (dtl_num(L, "arange", i, i), whole) && lua_isinteger(L, i) && dtl_is_int(L, i, &unused);
+  for (int i = 1; i <= n; i++) whole = (dtl_num(L, "arange", i, i), whole) && lua_isinteger(L, i);
   if (n < 1 || n > 3) dtl_fail(L, "arange: give (stop) or (start, stop[, step]), got %d numbers", n);
-  double start = n > 1 ? lua_tonumber(L, 1) : 0, stop = lua_tonumber(L, n > 1 ? 2 : 1),
-         step = n > 2 ? lua_tonumber(L, 3) : 1;
-  double count = ceil((stop - start) / step);
-  if (!(step != 0) || !(count < 1e15)) dtl_fail(L, "arange: from %g to %g by %g is no finite range", start, stop, step);
+  const dt_number start = n > 1 ? dtl_number(L, 1) : dt_number_of(0), stop = dtl_number(L, n > 1 ? 2 : 1),
+                  step = n > 2 ? dtl_number(L, 3) : dt_number_of(1);
+  double count = ceil((stop.f - start.f) / step.f);
+  if (!(step.f != 0) || !(count < 1e15))
+    dtl_fail(L, "arange: from %g to %g by %g is no finite range", start.f, stop.f, step.f);
+  if (whole && (step.i > 0 ? start.i < stop.i : start.i > stop.i)) { /* exact beyond 2^53 too */
+    uint64_t way = (uint64_t)stop.i - (uint64_t)start.i, by = (uint64_t)step.i;
+    if (step.i < 0) way = -way, by = -by;
+    count = (double)(way / by + (way % by != 0));
+  } else if (whole) count = 0;
   if (dtype < 0) dtype = whole ? DT_I64 : DT_F32;
   dt_type t = dt_type_make(dtype, 1, (int64_t[]){count > 0 ? (int64_t)count : 0});
   dtl_tensor *b = dtl_tensor_new(L, &t);
-  for (int64_t i = 0; i < t.dim[0]; i++) dt_put(b->v.p, dtype, i, start + (double)i * step);
+  for (int64_t i = 0; i < t.dim[0]; i++)
+    if (dtype == DT_I64 && whole) ((int64_t *)b->v.p)[i] = start.i + i * step.i;
+    else dt_put(b->v.p, dtype, i, start.f + (double)i * step.f);
   return 1;
 }
 

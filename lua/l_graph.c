@@ -146,9 +146,10 @@ static int g_assign(lua_State *L) {
   if (!update && op != DT_OP_buffer && op != DT_OP_assign)
     dtl_fail(L, "%s: only buffers can be written in a forward pass; parameters change in the optimizer's update", fn);
   if (dtl_to_tensor(L, 3)) value = dtl_graph_const(L, 1, 3);
-  else if (lua_type(L, 3) == LUA_TNUMBER)
-    value = dt_build_scalar(&b->build, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
-  else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
+  else if (lua_type(L, 3) == LUA_TNUMBER) {
+    dtl_fits(L, fn, 3, dt_type_of(b->g, to)->dtype);
+    value = dt_build_number(&b->build, dtl_number(L, 3), dt_type_of(b->g, to)->dtype);
+  } else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
   value = dt_build_cast(&b->build, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
   if (!dt_type_of(b->g, value)->nd && t.nd) {
@@ -190,6 +191,8 @@ static int g_recompute(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
+  if (b->g->recompute.on)
+    dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
            {"communication", 'b', &r.communication, NULL});

@@ -198,6 +198,8 @@ static void push_attrs(lua_State *L, const dt_node *n) {
     const dt_attr *a = &n->a.slot[s->slot];
     if (s->kind == 'b') lua_pushboolean(L, a->i != 0);
     else if (s->kind == 'f') lua_pushnumber(L, a->f);
+    else if (s->kind == 'n' && (double)a[1].i == a[0].f) lua_pushinteger(L, a[1].i);
+    else if (s->kind == 'n') lua_pushnumber(L, a[0].f);
     else if (s->kind == 'd') lua_pushstring(L, dt_dtype_name((int)a->i));
     else if (s->kind == 'i') lua_pushinteger(L, a->i);
     else {

@@ -80,7 +80,7 @@ static void copy_dims(const dt_view *d, const dt_view *s, int dim, int64_t di, i
   size_t es = dt_dtype_size(s->t.dtype);
   if (dim == s->t.nd) {
     if (d->t.dtype == s->t.dtype) memcpy((char *)d->p + (size_t)di * es, (const char *)s->p + (size_t)si * es, es);
-    else dt_put(d->p, d->t.dtype, di, dt_get(s->p, s->t.dtype, si));
+    else dt_put_from(d->p, d->t.dtype, di, s->p, s->t.dtype, si);
     return;
   }
   int64_t n = s->t.dim[dim], ds = d->stride[dim], ss = s->stride[dim];
@@ -139,11 +139,11 @@ void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i) {
   else lua_pushinteger(L, (lua_Integer)dt_get(p, dtype, i));
 }
 
-void dtl_put_element(lua_State *L, int i, void *p, int dtype, int64_t at) {
-  int64_t n;
-  if (lua_isboolean(L, i)) dt_put(p, dtype, at, lua_toboolean(L, i));
-  else if (dtype == DT_I64 && dtl_is_int(L, i, &n)) ((int64_t *)p)[at] = n; /* beyond 2^53 too */
-  else dt_put(p, dtype, at, lua_tonumber(L, i));
+/* Stores the number or boolean at stack index i; a fraction is cut off by an integer dtype, a number that is too large is an error. */
+void dtl_put_element(lua_State *L, const char *fn, int i, void *p, int dtype, int64_t at) {
+  dtl_fits(L, fn, i, dtype);
+  if (dtype == DT_I64 && lua_isinteger(L, i)) ((int64_t *)p)[at] = lua_tointeger(L, i); /* beyond 2^53 too */
+  else dt_put(p, dtype, at, dtl_number(L, i).f);
 }
 
 /* ---- reading back ---- */
@@ -195,7 +195,7 @@ static void assign(lua_State *L, const char *fn, const dt_view *dst, int from) {
       int64_t i;
       double f;
     } one;
-    dtl_put_element(L, from, &one, dst->t.dtype, 0);
+    dtl_put_element(L, fn, from, &one, dst->t.dtype, 0);
     if (dt_numel(&dst->t))
       copy_dims(dst, &(dt_view){.p = &one, .t = dst->t}, 0, 0, 0); /* strides 0: the one element everywhere */
     return;
@@ -264,18 +264,17 @@ static int l_len(lua_State *L) {
 
 /* a < b and a <= b of tensors with one element; upvalue 1: whether equal counts. */
 static int l_less(lua_State *L) {
-  double x[2];
-  for (int i = 0; i < 2; i++) {
-    dtl_tensor *t = dtl_to_tensor(L, i + 1);
-    if (!t && lua_type(L, i + 1) == LUA_TNUMBER) x[i] = lua_tonumber(L, i + 1);
-    else {
-      t = dtl_check_tensor(L, "comparison", i + 1, i + 1);
-      if (dt_numel(&t->v.t) != 1)
-        dtl_fail(L, "< and <= compare tensors of one element; use a:lt(b) or a:le(b) for each element");
-      x[i] = dt_get(t->v.p, t->v.t.dtype, 0);
-    }
+  lua_settop(L, 2);
+  for (int i = 1; i <= 2; i++) {
+    if (lua_type(L, i) == LUA_TNUMBER) continue;
+    dtl_tensor *t = dtl_check_tensor(L, "comparison", i, i);
+    if (dt_numel(&t->v.t) != 1)
+      dtl_fail(L, "< and <= compare tensors of one element; use a:lt(b) or a:le(b) for each element");
+    if (t->v.t.dtype == DT_BOOL) lua_pushinteger(L, *(const uint8_t *)t->v.p != 0);
+    else dtl_push_element(L, t->v.p, t->v.t.dtype, 0);
+    lua_replace(L, i);
   }
-  return lua_pushboolean(L, lua_toboolean(L, lua_upvalueindex(1)) ? x[0] <= x[1] : x[0] < x[1]), 1;
+  return lua_pushboolean(L, lua_compare(L, 1, 2, lua_toboolean(L, lua_upvalueindex(1)) ? LUA_OPLE : LUA_OPLT)), 1;
 }
 
 /* ---- files ---- */

@@ -60,11 +60,8 @@ static void first_range(dt_exec *x, const dt_init *in, dt_view v, const char *na
     return;
   }
   for (int64_t i = 0; i < n; i++)
-    dt_put(v.p, v.t.dtype, local + i,
-           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, global + i)
-           : in->kind == DT_INIT_ONES  ? 1
-           : in->kind == DT_INIT_CONST ? in->a
-                                       : 0);
+    if (in->kind == DT_INIT_GIVEN) dt_put_from(v.p, v.t.dtype, local + i, in->data, in->dtype, global + i);
+    else dt_put(v.p, v.t.dtype, local + i, in->kind == DT_INIT_ONES ? 1 : in->kind == DT_INIT_CONST ? in->a : 0);
 }
 
 static dt_status first_value(dt_exec *x, const dt_init *in, dt_view v, const char *name, dt_err *e) {

@@ -236,7 +236,7 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e) {
   if (!in || in->kind != DT_INIT_GIVEN) return DT_OK; /* made from the seed */
   int64_t n = dt_numel(&k->at.whole);
   char *whole = dt_xalloc((size_t)dt_nbytes(&k->at.whole) + 1);
-  for (int64_t i = 0; i < n; i++) dt_put(whole, k->at.whole.dtype, i, dt_get(in->data, in->dtype, i));
+  for (int64_t i = 0; i < n; i++) dt_put_from(whole, k->at.whole.dtype, i, in->data, in->dtype, i);
   dt_status st = x->replicas->vt->broadcast(x->replicas, whole, dt_nbytes(&k->at.whole), 0, e);
   if (!st) st = dt_exec_write(x, number, whole, e);
   free(whole);
@@ -269,7 +269,7 @@ dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
     for (int i = 0; i < x->names.list.n && !st; i++) {
       const dt_kept *k = &x->kept[i];
       const char *name = x->names.list.p[i];
-      const dt_named kind = dt_name_kind(name, NULL);
+      const dt_naming kind = dt_name_kind(name, NULL);
       bool parts = k->at.share >> a & 1;
       for (int s = 0; s < k->at.nslicing; s++) parts |= k->at.slicing[s].axis == a;
       if (k->away || parts || kind == DT_NAMED_STATE || kind == DT_NAMED_CONSTANT) continue;

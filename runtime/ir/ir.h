@@ -306,11 +306,12 @@ typedef struct dt_graph {
   DT_VEC(dt_val) output; /* values that stay readable after a run (loss, metrics; results of a function) */
   dt_val loss, count;    /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
   dt_val stats;          /* f64[2] of a microbatch: loss * count, count */
-  dt_val total;          /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
-  dt_val norm;           /* gradient norm, f32 scalar, or -1 */
-  int low;               /* traced for a job of this 16-bit precision, DT_F32: of none */
-  int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
-  bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
+  dt_val sum;      /* f64[2]: their sums over this rank's microbatches so far, a buffer; -1 before the pass totals */
+  dt_val total;    /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
+  dt_val norm;     /* gradient norm, f32 scalar, or -1 */
+  int low;         /* traced for a job of this 16-bit precision, DT_F32: of none */
+  int64_t rows;    /* samples in a microbatch: the count when `count` is -1 */
+  bool plain_grad; /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
   DT_VEC(dt_segs) segs;
   DT_VEC(dt_gathered) gathered;
@@ -366,6 +367,7 @@ dt_val dt_build_op(dt_build *b, int op, const dt_val *in, int nin, const dt_attr
 dt_val dt_build1(dt_build *b, int op, dt_val x); /* default attributes */
 dt_val dt_build2(dt_build *b, int op, dt_val x, dt_val y);
 dt_val dt_build3(dt_build *b, int op, dt_val x, dt_val y, dt_val z);
+dt_val dt_build_number(dt_build *b, dt_number v, int dtype); /* 0-dim full */
 dt_val dt_build_full(dt_build *b, double v, int dtype, int nd, const int64_t *dim);
 dt_val dt_build_scalar(dt_build *b, double v, int dtype); /* 0-dim full */
 dt_val dt_build_cast(dt_build *b, dt_val x, int dtype);   /* x itself when it has it */
@@ -417,11 +419,14 @@ enum {
 enum { DT_MAX_SPEC = 10 };                           /* attributes of an op */
 typedef struct dt_attr_spec {
   const char *name;
-  char kind; /* i f b d l(ist: 9 slots) p(air: 2) */
+  char kind; /* i f b d n(umber: dt_number) p(air) l(ist): the columns INT NUM FLAG DTYPE VALUE PAIR LIST */
   uint8_t slot;
   bool required;
   dt_attr def[2];
 } dt_attr_spec;
+static inline int dt_attr_slots(const dt_attr_spec *s) {
+  return s->kind == 'l' ? 1 + DT_MAX_DIM : s->kind == 'p' || s->kind == 'n' ? 2 : 1;
+}
 typedef struct dt_shape_ctx { /* a shape rule reads in[] and a; may normalise a (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
@@ -462,6 +467,7 @@ typedef struct dt_cost {
   double flops, bytes;
 } dt_cost;
 typedef dt_cost dt_cost_rule(const dt_node *n, const dt_type *const *in, const dt_type *const *out);
+typedef dt_ids dt_ids_rule(const dt_attrs *a, const dt_type *const *in); /* which ids an op looks up */
 typedef struct dt_op_info {
   const char *name;
   int nin_min, nin_max, nout;
@@ -470,6 +476,7 @@ typedef struct dt_op_info {
   dt_place_rule *place;
   dt_grad_rule *grad;
   dt_cost_rule *cost;
+  dt_ids_rule *ids;                                            /* NULL: it looks none up */
   const char *shape_name, *place_name, *grad_name, *cost_name; /* for docs and `make op` */
   int ew;                                                      /* DT_EW_* or -1 */
   int ew_kind;                                                 /* DT_EWK_* */

@@ -38,7 +38,7 @@ void dt_names_free(dt_names *s) {
 
 /* What a name begins with, by kind; the longer ones first. */
 static const struct beginning {
-  dt_named kind;
+  dt_naming kind;
   const char *text;
 } beginnings[] = {{DT_NAMED_CONSTANT, "buffer:const:"},
                   {DT_NAMED_BUFFER, "buffer:"},
@@ -46,14 +46,14 @@ static const struct beginning {
                   {DT_NAMED_GRAD, "grad:"},
                   {DT_NAMED_PARAM, ""}};
 
-dt_named dt_name_kind(const char *name, const char **rest) {
+dt_naming dt_name_kind(const char *name, const char **rest) {
   const struct beginning *b = beginnings;
   while (strncmp(name, b->text, strlen(b->text))) b++;
   if (rest) *rest = name + strlen(b->text);
   return b->kind;
 }
 
-const char *dt_name_make(dt_arena *mem, dt_named kind, const char *of, const char *state) {
+const char *dt_name_make(dt_arena *mem, dt_naming kind, const char *of, const char *state) {
   const struct beginning *b = beginnings;
   while (b->kind != kind) b++;
   return dt_arena_printf(mem, "%s%s%s%s", b->text, of, state ? ":" : "", state ? state : "");
@@ -61,7 +61,7 @@ const char *dt_name_make(dt_arena *mem, dt_named kind, const char *of, const cha
 
 const char *dt_name_stored(const char *name, bool *optim) {
   const char *rest;
-  const dt_named kind = dt_name_kind(name, &rest);
+  const dt_naming kind = dt_name_kind(name, &rest);
   *optim = kind == DT_NAMED_STATE;
   return kind == DT_NAMED_CONSTANT ? NULL : rest;
 }

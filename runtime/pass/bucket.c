@@ -9,12 +9,16 @@
 
 static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  *vm = (dt_vm){
-      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .f64 = space->dtype == DT_F64, .space = *space};
+  *vm = (dt_vm){.nin = add ? 2 : 1,
+                .nout = 1,
+                .nins = add,
+                .nreg = add ? 3 : 1,
+                .type = dt_compute_type(space->dtype),
+                .space = *space};
   vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   if (add) {
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}};
+    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}, {0, 0}};
     vm->out[0] = 2;
   }
   return vm;
@@ -39,9 +43,9 @@ static void sort_contributions(dt_graph *g, dt_node *sum) {
 /* A program without inputs that gives zeros of type t. */
 static const dt_vm *zero_program(dt_graph *g, const dt_type *t) {
   dt_vm *zero = dt_arena_alloc(&g->mem, sizeof *zero);
-  *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .f64 = t->dtype == DT_F64, .space = *t};
+  *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(t->dtype), .space = *t};
   zero->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-  zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}};
+  zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}, {0, 0}};
   zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   return zero;
 }
@@ -92,14 +96,14 @@ static void lower_accumulation(dt_graph *g, const dt_param *p, dt_val flat, int6
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
-  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->f64 != b->f64)
+  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->type != b->type)
     return false;
   for (int o = 0; o < a->nout; o++)
     if (a->out[o] != b->out[o]) return false;
   for (int i = 0; i < a->nins; i++) {
     const dt_vmi *x = &a->ins[i], *y = &b->ins[i];
     if (x->op != y->op || x->dst != y->dst || x->a != y->a || x->b != y->b || x->c != y->c ||
-        memcmp(x->imm, y->imm, sizeof x->imm))
+        memcmp(x->imm, y->imm, sizeof x->imm) || memcmp(x->whole, y->whole, sizeof x->whole))
       return false;
   }
   return true;

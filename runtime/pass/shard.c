@@ -42,7 +42,7 @@ static dt_status refuse(const shard *h, const dt_node *n, int param, const dt_cu
 static dt_val small_like(shard *h, dt_build *b, dt_val v, int64_t len) {
   dt_graph *g = h->w->g;
   const dt_node n = *dt_node_of(g, v);
-  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value, dt_type_of(g, v)->dtype, 1, &len);
+  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value.f, dt_type_of(g, v)->dtype, 1, &len);
   if (n.op == DT_OP_broadcast_to && dt_numel(dt_type_of(g, n.in[0])) == 1) {
     dt_val s = dt_build_reshape(b, n.in[0], 0, NULL);
     return dt_build_op(b, DT_OP_broadcast_to, &s, 1, &(dt_attrs){.broadcast_to = {{1, {len}}}});

@@ -36,7 +36,9 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
       if (g->param.p[i].grad < 0) continue;
       dt_val v = dt_build2(b, DT_OP_mul, g->param.p[i].grad, scale);
       if (s->clip_value > 0)
-        v = dt_build_op(b, DT_OP_clamp, &v, 1, &(dt_attrs){.clamp = {.min = -s->clip_value, .max = s->clip_value}});
+        v = dt_build_op(
+            b, DT_OP_clamp, &v, 1,
+            &(dt_attrs){.clamp = {.min = dt_number_of(-s->clip_value), .max = dt_number_of(s->clip_value)}});
       scaled[i] = v;
     }
   }

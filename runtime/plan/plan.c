@@ -235,14 +235,16 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
     for (int i = 0; i < x->vm->nins; i++) {
       const dt_vmi *m = &x->vm->ins[i];
       dt_str_add(out, " %d.%d.%d.%d.%d", m->op, m->dst, m->a, m->b, m->c);
-      if (m->imm[0] != 0 || m->imm[1] != 0) dt_str_add(out, ":%.17g:%.17g", m->imm[0], m->imm[1]);
+      if (x->vm->type == DT_I64 && (m->whole[0] || m->whole[1]))
+        dt_str_add(out, ":%lld:%lld", (long long)m->whole[0], (long long)m->whole[1]);
+      else if (m->imm[0] != 0 || m->imm[1] != 0) dt_str_add(out, ":%.17g:%.17g", m->imm[0], m->imm[1]);
     }
   const dt_op_info *op = dt_op(x->op);
   for (int s = 0; s < op->nspec; s++) {
-    int w = op->spec[s].kind == 'l' ? 9 : op->spec[s].kind == 'p' ? 2 : 1;
-    for (int k = 0; k < w; k++) {
+    for (int k = 0; k < dt_attr_slots(&op->spec[s]); k++) {
       const dt_attr *a = &x->a.slot[op->spec[s].slot + k];
-      if (op->spec[s].kind == 'f') dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
+      if (op->spec[s].kind == 'f' || (op->spec[s].kind == 'n' && !k))
+        dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
       else dt_str_add(out, " %s=%lld", op->spec[s].name, (long long)a->i);
     }
   }

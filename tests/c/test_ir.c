@@ -112,8 +112,13 @@ static const char *const rules[][2] = {
     {"sum_squares f32[2,3] f32[4]", "f64[]"},
     {"sum_squares i32[2]", "!sum_squares: input 1 is i32"},
     {"cumsum f32[2,3] dim=-1", "f32[2,3]"},
-    {"cumsum i64[2,3] dim=0", "!cumsum: input 1 is i64"},
+    {"cumsum i32[2,3] dim=0", "i64[2,3]"},
+    {"cumsum f32[2,3] dim=2", "!cumsum: [2,3] has no dim 2"},
     {"softmax f32[2,3]", "f32[2,3]"},
+    {"softmax i64[2,3]", "!softmax: input 1 is i64"},
+    {"topk i64[2,3] k=2", "i64[2,2] i64[2,2]"},
+    {"topk bool[3] k=2", "!topk: has no meaning for bool"},
+    {"clamp i64[2] min=0.5", "!clamp: min is 0.5, but the tensor is i64"},
     {"softmax_bwd f32[2,3] f32[2,3]", "f32[2,3]"},
     {"log_softmax f32[2,3] dim=0", "f32[2,3]"},
     {"log_softmax_bwd f32[2,3] f32[2,3]", "f32[2,3]"},
@@ -351,7 +356,7 @@ static void test_table(void) {
   T_CHECK(dt_op_find("no_such_op") == DT_OP_none);
   dt_attrs a;
   dt_op_defaults(DT_OP_clamp, &a);
-  T_CHECK(isinf(a.clamp.min) && a.clamp.min < 0 && isinf(a.clamp.max) && a.clamp.max > 0);
+  T_CHECK(isinf(a.clamp.min.f) && a.clamp.min.f < 0 && isinf(a.clamp.max.f) && a.clamp.max.f > 0);
   dt_op_defaults(DT_OP_slice, &a);
   T_CHECK(a.slice.stop == INT64_MAX && a.slice.step == 1);
   dt_op_defaults(DT_OP_conv2d, &a);
