@@ -36,6 +36,7 @@ static int graph_gc(lua_State *L) {
     b->g = NULL;
   }
   dt_vec_free(&b->files);
+  dtl_names_free(&b->names);
   return 0;
 }
 
@@ -71,17 +72,11 @@ void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g) {
   if (g->level != DT_TRACED) dtl_fail(L, "%s must come before g:grad()", fn);
 }
 
-dt_param *dtl_param_of(dt_graph *g, dt_val v) {
-  for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].val == v) return &g->param.p[i];
-  return NULL;
-}
-
 /* g:unclipped(param) -> its gradient, divided by the count and not clipped; after g:update() */
 static int g_unclipped(lua_State *L) {
   static const char fn[] = "graph:unclipped";
   dtl_graph *b = dtl_check_graph(L, fn);
-  dt_param *p = dtl_param_of(b->g, dtl_check_graph_symbol(L, fn, 1, 2, b));
+  dt_param *p = dtl_param_of(b, dtl_check_graph_symbol(L, fn, 1, 2, b));
   if (!p || p->grad < 0 || b->g->level < DT_UPDATED)
     dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
   dt_val grad = p->grad;
@@ -191,8 +186,7 @@ static int g_recompute(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
-  if (b->g->recompute.on)
-    dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
+  if (b->g->recompute.on) dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
            {"communication", 'b', &r.communication, NULL});
@@ -271,7 +265,7 @@ static int g_count(lua_State *L) { return lua_pushinteger(L, dtl_look_at(L, "gra
 static dt_update read_update(lua_State *L, const char *fn, int i, dtl_graph *b) {
   if (lua_type(L, i) != LUA_TTABLE) dtl_bad_arg(L, fn, i - 1, "an entry of an update", i);
   lua_getfield(L, i, "param"), lua_getfield(L, i, "grad");
-  dt_param *p = dtl_param_of(b->g, dtl_check_graph_symbol(L, fn, i - 1, -2, b));
+  dt_param *p = dtl_param_of(b, dtl_check_graph_symbol(L, fn, i - 1, -2, b));
   if (!p) dtl_fail(L, "%s: argument %d must be an entry of an update", fn, i - 1);
   return (dt_update){(int)(p - b->g->param.p), dtl_check_graph_symbol(L, fn, i - 1, -1, b)};
 }

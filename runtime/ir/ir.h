@@ -127,7 +127,8 @@ typedef struct dt_node {
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t
       block; /* entry of g->block_name that it belongs to, -1 = none; a backward node's is that of the node it serves */
-  int16_t nin, nout;
+  int16_t nout;
+  int nin;
   uint32_t
       acc; /* outputs that are added to: DT_CALL_ACC0 << o. With acc_first0, the step's first microbatch overwrites */
   uint32_t acc_first0;
