@@ -25,13 +25,13 @@ local cut = false -- a run of this process ended before its last step, because i
 --- Whether a run of this process was asked to stop before its last step.
 function M.cut_short() return cut end
 
--- where = job:where_is(rank, ranks): whose part of the data. plan: the first that will be fed; where the rank reads only a part of a
--- microbatch's rows, no more is loaded. nil: for the sizes.
+-- where = job:where_is(rank, ranks): whose part of the data. plan: the first that will be fed; where the rank reads only a part of
+-- a microbatch's rows, no more is loaded. nil: for the sizes.
 local function loader_of(job, set, start, eval, where, plan)
   local part, parts = 0, 1
   if plan then part, parts = plan:part() end
-  return core.loader(set.core, { part = part, parts = parts, global = job.batch.global, micro = job:rows(where.replicas), seed = job.run_seed,
-    start = start, shuffle = not eval, eval = eval, rank = where.data, size = where.replicas })
+  return core.loader(set.core, { part = part, parts = parts, global = job.batch.global, micro = job:rows(where.replicas),
+    seed = job.run_seed, start = start, shuffle = not eval, eval = eval, rank = where.data, size = where.replicas })
 end
 
 local function here(job) return job:where_is(core.rank(), core.size()) end
@@ -248,7 +248,8 @@ local function warn_of_launcher(self, m)
     .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
 end
 
---- Compares a digest of each parameter among its replicas; an error on all ranks names the first that differs.
+--- Compares a digest of each parameter, optimizer state and buffer among its replicas; an error on all ranks names the first that
+--- differs.
 function M.compare(engine)
   if core.size() > 1 then util.at(engine.job.where, engine.exec.alike, engine.exec) end
 end

@@ -89,7 +89,7 @@ void dt_exec_list(dt_exec *x) {
     const dt_buf *b = &g->buf.p[i];
     dt_kept k = {.v = dt_exec_view(x, 0, b->val), .param = -1};
     k.at = (dt_stored){.whole = k.v.t, .stages = stages};
-    if (b->own) k.at = rows(x, k.at);
+    if (b->own) k.at = rows(x, k.at), k.own = true;
     add(x, dt_name_make(&g->mem, b->state ? DT_NAMED_STATE : DT_NAMED_BUFFER, b->name, NULL), k);
   }
   for (int i = 0; i < g->param.n; i++) list_states(x, i, apart);
@@ -256,41 +256,6 @@ void dt_exec_items(dt_exec *x, dt_items *k) {
     t->name = dt_name_stored(x->names.list.p[i], &t->optim);
     k->n += t->name != NULL;
   }
-}
-
-dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
-  const dt_plan *plan = x->b[0].plan;
-  const dt_mesh *m = &plan->g->mesh;
-  if (plan->spec.replicas != DT_REPLICAS_EQUAL) return DT_OK;
-  for (int a = 0; a < m->naxes; a++) {
-    if (m->role[a] == DT_AXIS_STAGES || m->size[a] == 1) continue;
-    dt_str text = {0};
-    dt_status st = DT_OK;
-    for (int i = 0; i < x->names.list.n && !st; i++) {
-      const dt_kept *k = &x->kept[i];
-      const char *name = x->names.list.p[i];
-      const dt_naming kind = dt_name_kind(name, NULL);
-      bool parts = k->at.share >> a & 1;
-      for (int s = 0; s < k->at.nslicing; s++) parts |= k->at.slicing[s].axis == a;
-      if (k->away || parts || kind == DT_NAMED_STATE || kind == DT_NAMED_CONSTANT) continue;
-      void *p;
-      st = dt_exec_open(x, i, &p, e);
-      if (st) break;
-      dt_str_add(&text, "%s %016llx\n", name, (unsigned long long)dt_hash(p, (size_t)dt_nbytes(&k->v.t), 0));
-      dt_exec_shut(x, i, p, false);
-    }
-    dt_comm *c;
-    if (!st) st = dt_ctx_comm(x->ctx, m, (dt_group){.axes = 1 << a}, &c, e);
-    if (!st)
-      st = dt_agree(
-          c, "replicas of a parameter", text.p ? text.p : "", text.n,
-          "they were equal when training began, and each step should keep them so: look for memory errors on these "
-          "hosts, and compare with `dtrain check`",
-          e);
-    dt_str_free(&text);
-    DT_TRY(st);
-  }
-  return DT_OK;
 }
 
 /* Engines that share parameters. Where both keep a tensor whole it is one copy; where either keeps parts, the parts may differ, so it goes

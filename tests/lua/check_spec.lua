@@ -29,6 +29,14 @@ describe("dtrain check finds equal", function()
       assert.are.equal(0, code, text)
     end)
   end
+  it("says that batch norm is the reason only where it can be", function()
+    local code, text = check "tests/dist/sync_norm.lua --ranks 2 --sync=false"
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find("BatchNorm2d normalises 8 samples together here and 16 in one process", 1, true), text)
+    code, text = support.run("check tests/dist/sync_norm.lua --ranks 2", { env = "DT_FAULT=skip_reduce" })
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find "DIFFERS" and not text:find "BatchNorm2d", text)
+  end)
   it("no replicas whose microbatches differ where the model makes them meet", function()
     local code, text = check "tests/dist/sync_norm.lua --ranks 2 --samples 60"
     assert.are.equal(1, code, text)
