@@ -74,8 +74,7 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
                .serves = at->serves,
                .line = at->line,
                .reason = at->reason,
-               .bucket = at->bucket,
-               .order = -1};
+               .bucket = at->bucket};
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (a) n.a = *a;

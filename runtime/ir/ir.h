@@ -123,7 +123,6 @@ typedef struct dt_node {
   uint8_t phase, flags;
   uint8_t
       computes; /* 1 + the dtype in which the script or a strategy wants it computed, 0: as the job's precision says */
-  uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t
       block; /* entry of g->block_name that it belongs to, -1 = none; a backward node's is that of the node it serves */
@@ -141,7 +140,6 @@ typedef struct dt_node {
   int line;
   const char *reason; /* why a pass inserted it, or NULL */
   int32_t bucket;     /* of the layout: on its way from gradients to parameters; -1: of none */
-  int32_t order;      /* position after the order pass */
 } dt_node;
 
 /* ---- leaves ---- */
