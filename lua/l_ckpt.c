@@ -146,7 +146,7 @@ int dtl_exec_load(lua_State *L) {
   return 0;
 }
 
-/* x:alike(): all ranks call it; an error when replicas of a parameter differ */
+/* x:alike(): all ranks call it; an error when replicas of a parameter, state or buffer differ */
 int dtl_exec_alike(lua_State *L) {
   dt_err e = {0};
   DTL_TRY(L, &e, dt_exec_alike(dtl_ready_exec(L, "exec:alike")->x, &e));

@@ -50,6 +50,7 @@ typedef struct dt_kept {
   bool
       away; /* in a pipeline: only ranks of other stages have it; of `at` only the whole type and the owner are known */
   bool grads; /* a parameter that gets a gradient */
+  bool own;   /* a hook's state: what it holds is this rank's own affair */
   int param;  /* of a parameter and its states: in the first plan's graph; otherwise -1 */
 } dt_kept;
 /* One end of an edge: a ring of buffers and what is under way in them. */

@@ -96,8 +96,8 @@ void dt_print(const dt_graph *g, dt_str *s) {
     dt_str_add(s, "parameter %s %%%d", p->name, p->val);
     if (p->grad >= 0) dt_str_add(s, " grad %%%d", p->grad);
     if (p->compute >= 0) dt_str_add(s, " compute %%%d", p->compute);
-    for (int k = 0; k < p->nstate; k++) dt_str_add(s, " state %%%d", p->state[k]);
-    if (p->flat >= 0) dt_str_add(s, " at %lld bucket %d", (long long)p->flat, p->bucket);
+    for (int k = 0; k < p->nstate; k++) dt_str_add(s, " state %%%d", p->state[k].val);
+    if (p->stored.flat >= 0) dt_str_add(s, " at %lld bucket %d", (long long)p->stored.flat, p->stored.bucket);
     if (!p->trainable) dt_str_add(s, " frozen");
     dt_str_add(s, "\n");
   }

@@ -121,7 +121,7 @@ static void accumulate(back *b) {
     b->build.at.file = g->param.p[i].file, b->build.at.line = g->param.p[i].line;
     dt_val v = dt_build_op(&b->build, DT_OP_accum_grad, b->part[i].p, b->part[i].n, NULL);
     for (int a = 0; a < g->mesh.naxes; a++) {
-      if (g->mesh.role[a] == DT_AXIS_SAMPLES || g->param.p[i].partial >> a & 1) g->val.p[v].place[a].kind = DT_P;
+      if (g->mesh.role[a] == DT_AXIS_SAMPLES || g->param.p[i].placed.partial >> a & 1) g->val.p[v].place[a].kind = DT_P;
       else g->val.p[v].place[a] = g->val.p[g->param.p[i].val].place[a];
     }
     g->param.p[i].grad = v;

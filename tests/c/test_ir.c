@@ -425,18 +425,11 @@ static void test_views(void) {
 
 /* ---- the gradient pass's structure; its numbers are test_ops' matter ---- */
 static dt_val param(dt_graph *g, const char *type, const char *name, bool trainable) {
-  dt_param p = {.name = name,
-                .val = leaf(g, type, DT_OP_param, name),
-                .grad = -1,
-                .trainable = trainable,
-                .counted = true,
-                .flat = -1,
-                .bucket = -1,
-                .compute = -1,
-                .file = "model.lua",
-                .line = 3};
-  dt_vec_push(&g->param, p);
-  return p.val;
+  dt_type t = {0};
+  dt_build b = dt_build_at(g, DT_FWD);
+  b.at.file = "model.lua", b.at.line = 3;
+  T_CHECK(type_parse(type, &t));
+  return dt_graph_param(&b, &(dt_param){.name = name, .trainable = trainable}, &t);
 }
 static int count_ops(const dt_graph *g, int op) {
   int n = 0;
@@ -624,9 +617,9 @@ static void test_print(void) {
   dt_print(&g, &s);
   T_STR(s.p, "graph traced data=2\n"
              "%0 = input \"x\" f32[4,6] fwd\n"
-             "%1 = param \"w\" f32[6,6] fwd\n"
-             "%2 = param \"frozen\" f32[6] fwd\n"
-             "%3 = param \"unused\" f32[6] fwd\n"
+             "%1 = param \"w\" f32[6,6] fwd model.lua:3\n"
+             "%2 = param \"frozen\" f32[6] fwd model.lua:3\n"
+             "%3 = param \"unused\" f32[6] fwd model.lua:3\n"
              "%4 = linear %0 %1 f32[4,6] fwd model.lua:10\n"
              "%5 = relu %4 f32[4,6] fwd model.lua:11\n"
              "%6 = add %5 %2 f32[4,6] fwd model.lua:11\n"

@@ -290,6 +290,21 @@ parallel("ranks that the mesh does not divide", "tensor = 2", "3 ranks do not di
 parallel("an unknown axis in mesh", 'mesh = { "data", "tensr" }', 'there is no axis "tensr"; did you mean \'tensor\'', { plan = 2 })
 parallel("an axis that mesh leaves out", 'tensor = 2, mesh = { "data" }', 'leaves out the axis "tensor" of size 2', { plan = 2 })
 parallel("an axis twice in mesh", 'mesh = { "data", "data" }', 'names the axis "data" twice', { plan = 2 })
+
+-- ---- limits ----
+local many_layers = "(function() local l = {} for i = 1, 70 do l[i] = nn.Linear(10, i == 70 and 5 or 10) end return nn.Sequential(l) end)()"
+case("a pipeline of more stages than can be", { model = many_layers, more = "parallel = { pipeline = 65 },", plan = 65, line = "job",
+  says = "pipeline = 65; at most 64 ranks can share a pipeline" })
+case("more axes than can be", { before = "local s = { name = 'many', axes = function() local l = {} for i = 1, 9 do "
+  .. "l[i] = { name = 'a' .. i, size = 1 } end return l end }", more = "parallel = { strategies = { s } },", line = "job",
+  says = "have 12 axes %(data, .*a9%); at most 8 can be: make one of two, or leave a strategy out", ranks = 2 })
+case("an axis of a long name", { before = "local s = { name = 'long', axes = function() return { { name = ('a'):rep(16), size = 1 } } end }",
+  more = "parallel = { strategies = { s } },", line = "job", says = 'strategy long: the name "a+" has 16 letters; at most 15 can be' })
+case("more optimizer states than can be", { before = "local O = optim.define { name = 'O', state = { 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i' }, "
+  .. "update = function(p, g, s, h) for k in ('abcdefghi'):gmatch '.' do s[k] = s[k] + g end return p - h.lr * g end }",
+  optimizer = "O { lr = 0.1 }", line = "job", says = "'weight' has 8 states already; that is the most", ranks = 2 })
+case("a reshape to nine dims", { loss = "function(y, t) return dt.mean(y:reshape { -1, 1, 1, 1, 1, 1, 1, 1, 5 }) end", line = "loss",
+  says = "reshape: 'shape' has more than 8 numbers; a tensor has at most 8 dims" })
 parallel("data that is a word", 'data = "all"', 'data wants "auto" or a number of ranks')
 parallel("a misspelt strategy", "tensr = 2", "no option 'tensr'; did you mean 'tensor'")
 parallel("tensor = 0", "tensor = 0", "tensor wants a whole number of at least 1, got 0")
@@ -383,6 +398,7 @@ verb("a keep that mixes axes", "keep = function() return { states = {}, gradient
 verb("two strategies that say one thing of wire", "wire = function() return { bucket_mb = 1 } end }, { wire = function() return { bucket_mb = 2 } end",
   "the strategies strategies%[1%] and strategies%[2%] both say bucket_mb of wire; leave one of them out")
 verb("a wire of an unknown key", "wire = function() return { bucketmb = 1 } end", "wire of strategy strategies%[1%] has no option 'bucketmb'; did you mean 'bucket_mb'", "more")
+parallel("two ways to recompute", 'recompute = "full", strategies = { { place = function(g) g:recompute { ops = { "gelu" } } end } }', "graph:recompute: what backward makes again was said already; leave one of the two out", { plan = 2 })
 verb("a precision that is none", "precision = function() return 'i8' end", "precision of strategy strategies%[1%], for linear: \"f32\", \"bf16\", \"f16\" or nil, got \"i8\"", "more")
 verb("two strategies of precision", "precision = function() return 'f32' end }, { precision = function() return 'bf16' end", "strategies%[1%] and strategies%[2%] both say precision")
 verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")

@@ -57,7 +57,7 @@ static void flags(const dt_op_info *o) {
                {OP_EPI, "takes a chain as epilogue"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (o->flags & names[i].flag) printf("%s%s", sep, names[i].text), sep = "; ";
-  if (o->flags >> 16) printf("%scan add to its output", sep);
+  if (o->flags >> 16 & 255) printf("%scan add to its output", sep);
 }
 
 enum { ELEMENTWISE, VIEW, KERNEL, BACKWARD, COMM, INNER, NGROUP };
