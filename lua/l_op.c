@@ -21,6 +21,10 @@ static _Noreturn void bad_attr(lua_State *L, const attr_reader *r, const dt_attr
   dtl_fail(L, "%s: '%s' must be %s, got %s", r->o->name, s->name, want, got);
 }
 
+static _Noreturn void too_many(lua_State *L, const attr_reader *r, const dt_attr_spec *s) {
+  dtl_fail(L, "%s: '%s' has more than %d numbers; a tensor has at most %d dims", r->o->name, s->name, DT_MAX_DIM, DT_MAX_DIM);
+}
+
 /* Reads the value at stack index i into spec k; a list given as numbers may take several. Returns how many stack slots
  * it took. arg is the argument's number for messages, 0 for a named one. */
 static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int top) {
@@ -64,14 +68,14 @@ static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int to
   if (dtl_is_int(L, i, &v)) {
     int n = 0;
     for (; i + n <= top && dtl_is_int(L, i + n, &v); n++) {
-      if (n == DT_MAX_DIM) dtl_fail(L, "%s: '%s' has more than %d numbers", r->o->name, s->name, DT_MAX_DIM);
+      if (n == DT_MAX_DIM) too_many(L, r, s);
       a[1 + n].i = v;
     }
     a->i = n;
     return n;
   }
   if (lua_type(L, i) != LUA_TTABLE) bad_attr(L, r, s, arg, i, "a list of whole numbers");
-  if (lua_rawlen(L, i) > DT_MAX_DIM) dtl_fail(L, "%s: '%s' has more than %d numbers", r->o->name, s->name, DT_MAX_DIM);
+  if (lua_rawlen(L, i) > DT_MAX_DIM) too_many(L, r, s);
   a->i = (int64_t)lua_rawlen(L, i);
   for (int n = 0; n < a->i; n++) {
     lua_rawgeti(L, i, n + 1);

@@ -158,9 +158,8 @@ static int g_place(lua_State *L) {
   static const char fn[] = "place";
   dtl_graph *b = dtl_check_graph(L, fn);
   dtl_only_traced(L, fn, b->g);
-  for (int i = 0; i < b->g->param.n && lua_type(L, 2) == LUA_TSTRING; i++) {
-    dt_param *p = &b->g->param.p[i];
-    if (strcmp(p->name, lua_tostring(L, 2))) continue;
+  dt_param *p = lua_type(L, 2) == LUA_TSTRING ? dtl_param_named(b, lua_tostring(L, 2)) : NULL;
+  if (p) {
     dt_type t = *dt_type_of(b->g, p->val);
     read_places(L, fn, b, 3, &t, place_param, &b->g->val.p[p->val]);
     p->placed.said = true, p->placed.padded |= lua_toboolean(L, 4);

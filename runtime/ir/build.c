@@ -68,7 +68,7 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
                .stage = -1,
                .chunk = at->chunk,
                .block = at->serves >= 0 ? g->node.p[at->serves].block : at->block,
-               .nin = (int16_t)nin,
+               .nin = nin,
                .nout = (int16_t)nout,
                .serves = at->serves,
                .line = at->line,

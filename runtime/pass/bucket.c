@@ -269,7 +269,7 @@ static void read_ranges(dt_graph *g, const dt_val *by, int n) {
       for (int j = 0; j < kept && v != x->in[k]; j++) again |= x->in[j] == v;
       if (!again) x->in[kept++] = v;
     }
-    x->nin = (int16_t)kept;
+    x->nin = kept;
   }
 }
 

@@ -330,7 +330,7 @@ static void lower_group(fuser *f, const dt_nid *m, int n, uint8_t type) {
   x->vm = vm;
   x->in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(in.n + 1));
   if (in.n) memcpy(x->in, in.p, sizeof(dt_val) * (size_t)in.n);
-  x->nin = (int16_t)in.n;
+  x->nin = in.n;
   x->nout = (int16_t)out.n;
   if (!out.n) x->flags |= DT_NODE_DEAD;
   for (int o = 0; o < out.n; o++) {
@@ -449,7 +449,7 @@ static void epilogues(fuser *f) {
       c->a = l->a;
       c->vm = vm;
       c->in = in;
-      c->nin = (int16_t)nin;
+      c->nin = nin;
       c->file = l->file, c->line = l->line;
       l->flags |= DT_NODE_DEAD;
       break;

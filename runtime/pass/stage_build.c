@@ -31,7 +31,7 @@ static dt_nid take(builder *b, dt_nid i, int chunk, const dt_val *in, int nin) {
   dt_node n = b->node.p[i];
   dt_val *list = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(nin + 1));
   if (nin) memcpy(list, in, sizeof(dt_val) * (size_t)nin);
-  n.in = list, n.nin = (int16_t)nin;
+  n.in = list, n.nin = nin;
   n.chunk = (int16_t)chunk;
   n.stage = (int16_t)(chunk < 0 ? -1 : b->stage[chunk]);
   n.serves = -1;

@@ -87,12 +87,13 @@ void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt
       a.now[n.out[0] - a.first] = leaf_again(&a, n.out[0]);
       continue;
     }
-    dt_val in[DT_MAX_IN];
+    dt_val *in = dt_xalloc(sizeof *in * (size_t)(n.nin + 1));
     dt_type out[DT_MAX_OUT];
     for (int k = 0; k < n.nin; k++) in[k] = instead(&a, n.in[k]);
     for (int o = 0; o < n.nout; o++) out[o] = *dt_type_of(g, n.out[o]);
     dt_build b = {.g = g, .at = dt_cursor_of(&n)};
     dt_nid id = dt_build_append(&b, n.op, in, n.nin, &n.a, out, n.nout);
+    free(in);
     for (int o = 0; o < n.nout; o++) a.now[n.out[o] - a.first] = g->node.p[id].out[o];
   }
   free(a.now);

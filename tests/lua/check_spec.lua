@@ -23,6 +23,16 @@ describe("dtrain check finds equal", function()
     local code, text = check "tests/dist/dropout.lua --ranks 3"
     assert.are.equal(0, code, text)
   end)
+  it("300 blocks whose q, k and v are one product, each divided by its own segments", function()
+    local code, text = check "tests/dist/fused_blocks.lua --ranks 2 --steps 2"
+    assert.are.equal(0, code, text)
+    assert.is_truthy(text:find "gradients of 1200 parameters", text)
+    local function parameters(words) -- bytes of a rank
+      local _, plan = support.run("plan tests/dist/fused_blocks.lua " .. words)
+      return tonumber((plan:match "parameters +([%d,]+)":gsub(",", "")))
+    end
+    assert.is_true(parameters "--ranks 2" < 0.52 * parameters "--parallel none")
+  end)
   for _, ranks in ipairs { 2, 4 } do
     it(("batch norm over all replicas, %d of them"):format(ranks), function()
       local code, text = check("tests/dist/sync_norm.lua --ranks " .. ranks)
