@@ -344,6 +344,7 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
   DT_TRY(dt_exec_drain(x, e));
   p->look = false;
   double where = p->bad ? p->bad_at : none, least = where;
+  /* outside of the plan: the run ends here */
   DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
   dt_err mine = {0};
   dt_status found = p->bad && where <= least ? dt_exec_blame(p->bad, p->bad_out, batch->step, what, value, &mine)
