@@ -202,15 +202,18 @@ static int l_steps(lua_State *L) {
   DTL_TRY(L, &e, st);
   return 2;
 }
-/* core.forget(dir, step): removes that checkpoint; an error when its folder holds more than a checkpoint */
-static int l_forget(lua_State *L) {
+/* core.put_aside(dir [, step]): makes the folder of what a new run replaces and puts that checkpoint there -> the folder */
+static int l_put_aside(lua_State *L) {
   dt_err e = {0};
-  bool stays;
-  char name[32];
-  const char *dir = dtl_text(L, "core.forget", 1, 1);
-  dt_step_name(name, dtl_int(L, "core.forget", 2, 2));
-  DTL_TRY(L, &e, dt_folder_remove(dir, name, &stays, &e));
-  if (stays) dtl_fail(L, "%s/%s: holds more than a checkpoint, so it is not removed; move what is yours", dir, name);
+  const char *dir = dtl_text(L, "core.put_aside", 1, 1);
+  if (lua_isnoneornil(L, 2)) DTL_TRY(L, &e, dt_folder_aside(dir, &e));
+  else DTL_TRY(L, &e, dt_folder_replace(dir, dtl_int(L, "core.put_aside", 2, 2), &e));
+  return lua_pushfstring(L, "%s/replaced", dir), 1;
+}
+/* core.settle(dir): what lies aside goes */
+static int l_settle(lua_State *L) {
+  dt_err e = {0};
+  DTL_TRY(L, &e, dt_folder_settle(dtl_text(L, "core.settle", 1, 1), &e));
   return 0;
 }
 /* core.try_folder(dir): makes it, and tries to write a checkpoint's files there */
@@ -339,10 +342,17 @@ static int f_close(lua_State *L) {
 }
 
 void dtl_open_ckpt(lua_State *L) {
-  static const luaL_Reg fn[] = {
-      {"checkpoint", l_checkpoint}, {"hold", l_hold}, {"steps", l_steps}, {"forget", l_forget},
-      {"try_folder", l_try},        {"tell", l_tell}, {"agree", l_agree}, {"hash", l_hash},
-      {"lines", l_lines},           {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"checkpoint", l_checkpoint},
+                                {"hold", l_hold},
+                                {"steps", l_steps},
+                                {"put_aside", l_put_aside},
+                                {"settle", l_settle},
+                                {"try_folder", l_try},
+                                {"tell", l_tell},
+                                {"agree", l_agree},
+                                {"hash", l_hash},
+                                {"lines", l_lines},
+                                {NULL, NULL}};
   static const luaL_Reg ckpt[] = {{"meta", c_meta}, {"close", c_close}, {NULL, NULL}};
   static const luaL_Reg hold[] = {{"name", h_name}, {"drop", h_drop}, {NULL, NULL}};
   static const luaL_Reg lines[] = {

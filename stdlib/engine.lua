@@ -371,6 +371,7 @@ function Engine:save(dir)
   M.compare(self)
   self.record:flush()
   self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number }, run = self.run, defines = self.defines }
+  folder.settle(self, dir)
   self.saved = self.step_number
 end
 
