@@ -63,7 +63,8 @@ int dtl_exec_save(lua_State *L) {
   dt_items k;
   dt_exec_items(b->x, &k);
   dt_comm_patience("writing a checkpoint");
-  dt_status st = dt_ckpt_write(&k, dir, &m, (int)keep, &e);
+  dtl_work();
+  dt_status st = dtl_worked(dt_ckpt_write(&k, dir, &m, (int)keep, &e));
   dt_comm_patience(NULL);
   free(k.item);
   dt_manifest_free(&m);
@@ -91,7 +92,8 @@ static int l_checkpoint(lua_State *L) {
   *c = (dt_ckpt){0};
   luaL_setmetatable(L, DTL_CKPT);
   dt_str skipped = {0};
-  dt_status st = path ? dt_ckpt_open(c, comm, path, &e) : dt_ckpt_newest(c, comm, dir, &skipped, &e);
+  dtl_work();
+  dt_status st = dtl_worked(path ? dt_ckpt_open(c, comm, path, &e) : dt_ckpt_newest(c, comm, dir, &skipped, &e));
   if (skipped.n) dt_log(1, "%s", skipped.p);
   dt_str_free(&skipped);
   DTL_TRY(L, &e, st);
@@ -135,7 +137,8 @@ int dtl_exec_load(lua_State *L) {
   if (!c->path) dtl_fail(L, "%s: the checkpoint was closed", fn);
   dt_items k;
   dt_exec_items(b->x, &k);
-  dt_status st = dt_ckpt_take(c, &k, &e);
+  dtl_work();
+  dt_status st = dtl_worked(dt_ckpt_take(c, &k, &e));
   free(k.item);
   DTL_TRY(L, &e, st);
   const dt_ckpt_meta *m = &c->m.meta;
@@ -149,7 +152,9 @@ int dtl_exec_load(lua_State *L) {
 /* x:alike(): all ranks call it; an error when replicas of a parameter differ */
 int dtl_exec_alike(lua_State *L) {
   dt_err e = {0};
-  DTL_TRY(L, &e, dt_exec_alike(dtl_ready_exec(L, "exec:alike")->x, &e));
+  dtl_exec *b = dtl_ready_exec(L, "exec:alike");
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_alike(b->x, &e)));
   return 0;
 }
 
@@ -231,7 +236,8 @@ static int l_tell(lua_State *L) {
   dt_comm *c = dt_ctx_world(dtl_ctx(L));
   dt_str s = {0};
   if (p && c->rank == 0) dt_str_put(&s, p, n);
-  dt_status st = c->size > 1 ? dt_comm_text(c, &s, 0, &e) : DT_OK;
+  dtl_work();
+  dt_status st = dtl_worked(c->size > 1 ? dt_comm_text(c, &s, 0, &e) : DT_OK);
   lua_pushlstring(L, s.p ? s.p : "", s.n);
   dt_str_free(&s);
   DTL_TRY(L, &e, st);
