@@ -149,7 +149,7 @@ int dtl_exec_load(lua_State *L) {
   return 0;
 }
 
-/* x:alike(): all ranks call it; an error when replicas of a parameter differ */
+/* x:alike(): all ranks call it; an error when replicas of a parameter, state or buffer differ */
 int dtl_exec_alike(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:alike");

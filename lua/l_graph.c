@@ -37,6 +37,7 @@ static int graph_gc(lua_State *L) {
     b->g = NULL;
   }
   dt_vec_free(&b->files);
+  dtl_names_free(&b->names);
   return 0;
 }
 
@@ -100,21 +101,11 @@ static int l_graph(lua_State *L) {
 }
 
 /* ---- leaves ---- */
-static bool has_name(const dt_graph *g, const char *name) {
-  for (int i = 0; i < g->param.n; i++)
-    if (!strcmp(g->param.p[i].name, name)) return true;
-  for (int i = 0; i < g->buf.n; i++)
-    if (!strcmp(g->buf.p[i].name, name)) return true;
-  for (int i = 0; i < g->input.n; i++)
-    if (!strcmp(g->input.p[i].name, name)) return true;
-  return false;
-}
-
-static const char *new_name(lua_State *L, const char *fn, dt_graph *g) {
+static const char *new_name(lua_State *L, const char *fn, dtl_graph *b) {
   const char *name = dtl_text(L, fn, 1, 2);
   if (!*name) dtl_fail(L, "%s: the name is empty", fn);
-  if (has_name(g, name)) dtl_fail(L, "%s: there is already a '%s' in this graph; names must differ", fn, name);
-  return dt_arena_strdup(&g->mem, name);
+  if (dtl_name_taken(b, name)) dtl_fail(L, "%s: there is already a '%s' in this graph; names must differ", fn, name);
+  return dt_arena_strdup(&b->g->mem, name);
 }
 
 void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g) {
@@ -126,7 +117,7 @@ static int g_input(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, "graph:input");
   dtl_only_traced(L, "graph:input", b->g);
   dt_type t = dtl_shape(L, "graph:input", 3, 4, dtl_dtype(L, "graph:input", 2, 3));
-  dt_input in = {.name = new_name(L, "graph:input", b->g)};
+  dt_input in = {.name = new_name(L, "graph:input", b)};
   in.val = dt_build_leaf(&b->build, DT_OP_input, &t, in.name);
   dt_vec_push(&b->g->input, in);
   return dtl_push_symbol(L, 1, in.val), 1;
@@ -213,25 +204,14 @@ static int g_param(lua_State *L) {
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"trainable", 'b', &trainable, NULL}, {"group", 'i', &group, NULL},
            {"dtype", 'd', &dtype, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
-  dt_param p = {.name = new_name(L, fn, b->g),
-                .grad = -1,
-                .counted = true,
-                .trainable = trainable,
-                .flat = -1,
-                .bucket = -1,
-                .compute = -1,
-                .file = b->build.at.file,
-                .line = b->build.at.line};
+  dt_param p = {.name = new_name(L, fn, b), .trainable = trainable};
   if (group < 0 || group > 1 << 20)
     dtl_fail(L, "%s: group of '%s' must be 0 or more, got %lld", fn, p.name, (long long)group);
   if (trainable && !dt_is_float(dtype))
     dtl_fail(L, "%s: '%s' is %s; only floats can be trained", fn, p.name, dt_dtype_name(dtype));
   p.group = (int)group;
   if (init) p.init = read_init(L, fn, p.name, init, &t);
-  for (int k = 0; k < (int)(sizeof p.state / sizeof *p.state); k++) p.state[k] = -1;
-  p.val = dt_build_leaf(&b->build, DT_OP_param, &t, p.name);
-  dt_vec_push(&b->g->param, p);
-  return dtl_push_symbol(L, 1, p.val), 1;
+  return dtl_push_symbol(L, 1, dt_graph_param(&b->build, &p, &t)), 1;
 }
 
 /* g:buffer(name, shape, { init =, dtype = }) */
@@ -243,17 +223,11 @@ static int g_buffer(lua_State *L) {
   lua_settop(L, 4);
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"dtype", 'd', &dtype, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
-  dt_buf c = {.name = new_name(L, fn, b->g)};
+  dt_buf c = {.name = new_name(L, fn, b)};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
   c.val = dt_build_leaf(&b->build, DT_OP_buffer, &t, c.name);
   dt_vec_push(&b->g->buf, c);
   return dtl_push_symbol(L, 1, c.val), 1;
-}
-
-static dt_param *param_of(dt_graph *g, dt_val v) {
-  for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].val == v) return &g->param.p[i];
-  return NULL;
 }
 
 /* g:state(param, name, fill): an optimizer state of the parameter's shape, f32 (f64 for an f64 parameter), which begins as the number fill,
@@ -265,21 +239,17 @@ static int g_state(lua_State *L) {
   const char *name = dtl_text(L, fn, 2, 3);
   bool copy = dtl_to_symbol(L, 4) && dtl_check_graph_symbol(L, fn, 3, 4, b) == v;
   double fill = copy || lua_isnoneornil(L, 4) ? 0 : dtl_num(L, fn, 3, 4);
-  dt_param *p = param_of(b->g, v);
+  dt_param *p = dtl_param_of(b, v);
   if (!p) dtl_fail(L, "%s: argument 1 must be a parameter's symbol", fn);
   for (int k = 0; k < p->nstate; k++)
-    if (!strcmp(p->state_name[k], name))
+    if (!strcmp(p->state[k].name, name))
       dtl_fail(L, "%s: '%s' has a state '%s' already; names must differ", fn, p->name, name);
-  int most = (int)(sizeof p->state / sizeof *p->state);
-  if (p->nstate == most) dtl_fail(L, "%s: '%s' has %d states already; that is the most", fn, p->name, most);
+  if (p->nstate == DT_MAX_STATE)
+    dtl_fail(L, "%s: '%s' has %d states already; that is the most", fn, p->name, DT_MAX_STATE);
   dt_type t = *dt_type_of(b->g, v);
   if (t.dtype != DT_F64) t.dtype = DT_F32;
-  dt_val s = dt_build_leaf(&b->build, DT_OP_state, &t, name);
-  p->state_name[p->nstate] = dt_arena_strdup(&b->g->mem, name);
-  p->state_fill[p->nstate] = fill;
-  p->state_copy[p->nstate] = copy;
-  p->state[p->nstate++] = s;
-  return dtl_push_symbol(L, 1, s), 1;
+  const dt_state s = {.name = dt_arena_strdup(&b->g->mem, name), .fill = fill, .copy = copy};
+  return dtl_push_symbol(L, 1, dt_graph_param_state(&b->build, (int)(p - b->g->param.p), &s, &t)), 1;
 }
 
 /* g:local_state(name, shape, { init =, dtype =, shared = bool }): a state that belongs to no parameter: a hook's, of which each rank of
@@ -293,7 +263,7 @@ static int g_local_state(lua_State *L) {
   DTL_OPTS(L, fn, 3, 4, {"init", 'v', &init, NULL}, {"dtype", 'd', &dtype, NULL}, {"shared", 'b', &shared, NULL});
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
   if (t.nd == DT_MAX_DIM) dtl_fail(L, "%s: a state has at most %d dims", fn, DT_MAX_DIM - 1);
-  dt_buf c = {.name = new_name(L, fn, b->g), .state = true, .own = !shared};
+  dt_buf c = {.name = new_name(L, fn, b), .state = true, .own = !shared};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
   return dtl_push_symbol(L, 1, dt_graph_state(&b->build, &c, &t)), 1;
 }
@@ -302,7 +272,7 @@ static int g_local_state(lua_State *L) {
 static int g_unclipped(lua_State *L) {
   static const char fn[] = "graph:unclipped";
   dtl_graph *b = dtl_check_graph(L, fn);
-  dt_param *p = param_of(b->g, dtl_check_graph_symbol(L, fn, 1, 2, b));
+  dt_param *p = dtl_param_of(b, dtl_check_graph_symbol(L, fn, 1, 2, b));
   if (!p || p->grad < 0 || b->g->level < DT_UPDATED)
     dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
   dt_val grad = p->grad;
@@ -501,9 +471,10 @@ static int g_assign(lua_State *L) {
   if (!update && op != DT_OP_buffer && op != DT_OP_assign)
     dtl_fail(L, "%s: only buffers can be written in a forward pass; parameters change in the optimizer's update", fn);
   if (dtl_to_tensor(L, 3)) value = dtl_graph_const(L, 1, 3);
-  else if (lua_type(L, 3) == LUA_TNUMBER)
-    value = dt_build_scalar(&b->build, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
-  else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
+  else if (lua_type(L, 3) == LUA_TNUMBER) {
+    dtl_fits(L, fn, 3, dt_type_of(b->g, to)->dtype);
+    value = dt_build_number(&b->build, dtl_number(L, 3), dt_type_of(b->g, to)->dtype);
+  } else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
   value = dt_build_cast(&b->build, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
   if (!dt_type_of(b->g, value)->nd && t.nd) {
@@ -545,6 +516,8 @@ static int g_recompute(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
+  if (b->g->recompute.on)
+    dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
            {"communication", 'b', &r.communication, NULL});
@@ -623,7 +596,7 @@ static int g_count(lua_State *L) { return lua_pushinteger(L, dtl_look_at(L, "gra
 static dt_update read_update(lua_State *L, const char *fn, int i, dtl_graph *b) {
   if (lua_type(L, i) != LUA_TTABLE) dtl_bad_arg(L, fn, i - 1, "an entry of an update", i);
   lua_getfield(L, i, "param"), lua_getfield(L, i, "grad");
-  dt_param *p = param_of(b->g, dtl_check_graph_symbol(L, fn, i - 1, -2, b));
+  dt_param *p = dtl_param_of(b, dtl_check_graph_symbol(L, fn, i - 1, -2, b));
   if (!p) dtl_fail(L, "%s: argument %d must be an entry of an update", fn, i - 1);
   return (dt_update){(int)(p - b->g->param.p), dtl_check_graph_symbol(L, fn, i - 1, -1, b)};
 }

@@ -5,6 +5,11 @@
 #include "plan/plan.h"
 
 /* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
+/* The graph's parameters, buffers and inputs by name (l_names.c). */
+typedef struct dtl_names {
+  int *slot; /* [room] */
+  int room, level, seen[3];
+} dtl_names;
 typedef struct dtl_graph {
   union {
     dt_graph *g;    /* NULL: of a plan, which is open only while a verb is asked */
@@ -13,7 +18,13 @@ typedef struct dtl_graph {
   bool sealed; /* compiled: stays as it was traced */
   bool meshed; /* what was traced names axes of the mesh */
   DT_VEC(const char *) files;
+  dtl_names names;
 } dtl_graph;
+/* Whether a parameter, buffer or input bears the name; the parameter of that name, the one whose value v is, or NULL. */
+bool dtl_name_taken(dtl_graph *b, const char *name);
+dt_param *dtl_param_named(dtl_graph *b, const char *name);
+dt_param *dtl_param_of(dtl_graph *b, dt_val v);
+void dtl_names_free(dtl_names *t);
 typedef struct dtl_symbol {
   dtl_graph *graph; /* kept alive by the symbol's user value */
   dt_val v;

@@ -158,12 +158,11 @@ static int g_place(lua_State *L) {
   static const char fn[] = "place";
   dtl_graph *b = dtl_check_graph(L, fn);
   dtl_only_traced(L, fn, b->g);
-  for (int i = 0; i < b->g->param.n && lua_type(L, 2) == LUA_TSTRING; i++) {
-    dt_param *p = &b->g->param.p[i];
-    if (strcmp(p->name, lua_tostring(L, 2))) continue;
+  dt_param *p = lua_type(L, 2) == LUA_TSTRING ? dtl_param_named(b, lua_tostring(L, 2)) : NULL;
+  if (p) {
     dt_type t = *dt_type_of(b->g, p->val);
     read_places(L, fn, b, 3, &t, place_param, &b->g->val.p[p->val]);
-    p->placed = true, p->padded |= lua_toboolean(L, 4);
+    p->placed.said = true, p->placed.padded |= lua_toboolean(L, 4);
     return 0;
   }
   dt_nid id = node_of(L, fn, b->g, 2), upto = b->g->node.n;
@@ -198,6 +197,8 @@ static void push_attrs(lua_State *L, const dt_node *n) {
     const dt_attr *a = &n->a.slot[s->slot];
     if (s->kind == 'b') lua_pushboolean(L, a->i != 0);
     else if (s->kind == 'f') lua_pushnumber(L, a->f);
+    else if (s->kind == 'n' && (double)a[1].i == a[0].f) lua_pushinteger(L, a[1].i);
+    else if (s->kind == 'n') lua_pushnumber(L, a[0].f);
     else if (s->kind == 'd') lua_pushstring(L, dt_dtype_name((int)a->i));
     else if (s->kind == 'i') lua_pushinteger(L, a->i);
     else {
@@ -249,7 +250,7 @@ static int g_nodes(lua_State *L) {
     lua_rawseti(L, -2, i + 1);
   }
   for (int k = 0; k < g->param.n; k++) {
-    if (!g->param.p[k].placed) continue;
+    if (!g->param.p[k].placed.said) continue;
     lua_rawgeti(L, -1, g->val.p[g->param.p[k].val].node + 1);
     dtl_set_bool(L, "placed", true);
     lua_pop(L, 1);

@@ -82,7 +82,7 @@ static void copy_dims(const dt_view *d, const dt_view *s, int dim, int64_t di, i
   size_t es = dt_dtype_size(s->t.dtype);
   if (dim == s->t.nd) {
     if (d->t.dtype == s->t.dtype) memcpy((char *)d->p + (size_t)di * es, (const char *)s->p + (size_t)si * es, es);
-    else dt_put(d->p, d->t.dtype, di, dt_get(s->p, s->t.dtype, si));
+    else dt_put_from(d->p, d->t.dtype, di, s->p, s->t.dtype, si);
     return;
   }
   int64_t n = s->t.dim[dim], ds = d->stride[dim], ss = s->stride[dim];
@@ -141,12 +141,11 @@ void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i) {
   else lua_pushinteger(L, (lua_Integer)dt_get(p, dtype, i));
 }
 
-/* Stores the number or boolean at stack index i. */
-static void put_element(lua_State *L, int i, void *p, int dtype, int64_t at) {
-  int64_t n;
-  if (lua_isboolean(L, i)) dt_put(p, dtype, at, lua_toboolean(L, i));
-  else if (dtype == DT_I64 && dtl_is_int(L, i, &n)) ((int64_t *)p)[at] = n; /* beyond 2^53 too */
-  else dt_put(p, dtype, at, lua_tonumber(L, i));
+/* Stores the number or boolean at stack index i; a fraction is cut off by an integer dtype, a number that is too large is an error. */
+static void put_element(lua_State *L, const char *fn, int i, void *p, int dtype, int64_t at) {
+  dtl_fits(L, fn, i, dtype);
+  if (dtype == DT_I64 && lua_isinteger(L, i)) ((int64_t *)p)[at] = lua_tointeger(L, i); /* beyond 2^53 too */
+  else dt_put(p, dtype, at, dtl_number(L, i).f);
 }
 
 /* ---- nested lists ---- */
@@ -189,14 +188,14 @@ static void nest_scan(lua_State *L, nest *n, int i, int depth) {
   if (kind > n->kind) n->kind = kind;
 }
 
-static void nest_store(lua_State *L, int i, dt_view *v, int depth, int64_t *at) {
+static void nest_store(lua_State *L, const char *fn, int i, dt_view *v, int depth, int64_t *at) {
   if (depth == v->t.nd) {
-    put_element(L, i, v->p, v->t.dtype, (*at)++);
+    put_element(L, fn, i, v->p, v->t.dtype, (*at)++);
     return;
   }
   for (int64_t k = 1; k <= v->t.dim[depth]; k++) {
     lua_rawgeti(L, i, k);
-    nest_store(L, lua_gettop(L), v, depth + 1, at);
+    nest_store(L, fn, lua_gettop(L), v, depth + 1, at);
     lua_pop(L, 1);
   }
 }
@@ -210,7 +209,7 @@ dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dt
   dt_type type = dt_type_make(dtype >= 0 ? dtype : n.kind, n.nd, n.dim);
   t = dtl_tensor_new(L, &type);
   int64_t at = 0;
-  nest_store(L, i, &t->v, 0, &at);
+  nest_store(L, fn, i, &t->v, 0, &at);
   return t;
 }
 
@@ -230,7 +229,7 @@ static int filled(lua_State *L, const char *fn, int value_at, double value, int 
   int64_t n = dt_numel(&t);
   size_t es = dt_dtype_size(dtype);
   if (!n) return 1;
-  if (value_at) put_element(L, value_at, b->v.p, dtype, 0);
+  if (value_at) put_element(L, fn, value_at, b->v.p, dtype, 0);
   else dt_put(b->v.p, dtype, 0, value);
   for (size_t done = 1; done < (size_t)n;) { /* doubles what is there */
     size_t more = done < (size_t)n - done ? done : (size_t)n - done;
@@ -324,18 +323,24 @@ static int l_arange(lua_State *L) {
   int n = lua_gettop(L), dtype = -1;
   if (n > 0 && lua_type(L, n) == LUA_TSTRING) dtype = dtl_dtype(L, "arange", n, n), n--;
   bool whole = true;
-  int64_t unused;
-  for (int i = 1; i <= n; i++)
-    whole = (dtl_num(L, "arange", i, i), whole) && lua_isinteger(L, i) && dtl_is_int(L, i, &unused);
+  for (int i = 1; i <= n; i++) whole = (dtl_num(L, "arange", i, i), whole) && lua_isinteger(L, i);
   if (n < 1 || n > 3) dtl_fail(L, "arange: give (stop) or (start, stop[, step]), got %d numbers", n);
-  double start = n > 1 ? lua_tonumber(L, 1) : 0, stop = lua_tonumber(L, n > 1 ? 2 : 1),
-         step = n > 2 ? lua_tonumber(L, 3) : 1;
-  double count = ceil((stop - start) / step);
-  if (!(step != 0) || !(count < 1e15)) dtl_fail(L, "arange: from %g to %g by %g is no finite range", start, stop, step);
+  const dt_number start = n > 1 ? dtl_number(L, 1) : dt_number_of(0), stop = dtl_number(L, n > 1 ? 2 : 1),
+                  step = n > 2 ? dtl_number(L, 3) : dt_number_of(1);
+  double count = ceil((stop.f - start.f) / step.f);
+  if (!(step.f != 0) || !(count < 1e15))
+    dtl_fail(L, "arange: from %g to %g by %g is no finite range", start.f, stop.f, step.f);
+  if (whole && (step.i > 0 ? start.i < stop.i : start.i > stop.i)) { /* exact beyond 2^53 too */
+    uint64_t way = (uint64_t)stop.i - (uint64_t)start.i, by = (uint64_t)step.i;
+    if (step.i < 0) way = -way, by = -by;
+    count = (double)(way / by + (way % by != 0));
+  } else if (whole) count = 0;
   if (dtype < 0) dtype = whole ? DT_I64 : DT_F32;
   dt_type t = dt_type_make(dtype, 1, (int64_t[]){count > 0 ? (int64_t)count : 0});
   dtl_tensor *b = dtl_tensor_new(L, &t);
-  for (int64_t i = 0; i < t.dim[0]; i++) dt_put(b->v.p, dtype, i, start + (double)i * step);
+  for (int64_t i = 0; i < t.dim[0]; i++)
+    if (dtype == DT_I64 && whole) ((int64_t *)b->v.p)[i] = start.i + i * step.i;
+    else dt_put(b->v.p, dtype, i, start.f + (double)i * step.f);
   return 1;
 }
 
@@ -388,7 +393,7 @@ static void assign(lua_State *L, const char *fn, const dt_view *dst, int from) {
       int64_t i;
       double f;
     } one;
-    put_element(L, from, &one, dst->t.dtype, 0);
+    put_element(L, fn, from, &one, dst->t.dtype, 0);
     if (dt_numel(&dst->t))
       copy_dims(dst, &(dt_view){.p = &one, .t = dst->t}, 0, 0, 0); /* strides 0: the one element everywhere */
     return;
@@ -457,18 +462,17 @@ static int l_len(lua_State *L) {
 
 /* a < b and a <= b of tensors with one element; upvalue 1: whether equal counts. */
 static int l_less(lua_State *L) {
-  double x[2];
-  for (int i = 0; i < 2; i++) {
-    dtl_tensor *t = dtl_to_tensor(L, i + 1);
-    if (!t && lua_type(L, i + 1) == LUA_TNUMBER) x[i] = lua_tonumber(L, i + 1);
-    else {
-      t = dtl_check_tensor(L, "comparison", i + 1, i + 1);
-      if (dt_numel(&t->v.t) != 1)
-        dtl_fail(L, "< and <= compare tensors of one element; use a:lt(b) or a:le(b) for each element");
-      x[i] = dt_get(t->v.p, t->v.t.dtype, 0);
-    }
+  lua_settop(L, 2);
+  for (int i = 1; i <= 2; i++) {
+    if (lua_type(L, i) == LUA_TNUMBER) continue;
+    dtl_tensor *t = dtl_check_tensor(L, "comparison", i, i);
+    if (dt_numel(&t->v.t) != 1)
+      dtl_fail(L, "< and <= compare tensors of one element; use a:lt(b) or a:le(b) for each element");
+    if (t->v.t.dtype == DT_BOOL) lua_pushinteger(L, *(const uint8_t *)t->v.p != 0);
+    else dtl_push_element(L, t->v.p, t->v.t.dtype, 0);
+    lua_replace(L, i);
   }
-  return lua_pushboolean(L, lua_toboolean(L, lua_upvalueindex(1)) ? x[0] <= x[1] : x[0] < x[1]), 1;
+  return lua_pushboolean(L, lua_compare(L, 1, 2, lua_toboolean(L, lua_upvalueindex(1)) ? LUA_OPLE : LUA_OPLT)), 1;
 }
 
 /* ---- files ---- */

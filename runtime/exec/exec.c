@@ -68,8 +68,8 @@ static dt_status share_values(dt_exec *x, dt_err *e) {
   }
   for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
     const dt_param *p = &g->param.p[i];
-    if (!p->stages) continue;
-    dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
+    if (!p->staged.stages) continue;
+    dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->staged.stages};
     DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
     const dt_kept *k = &x->kept[dt_exec_find(x, p->name)];
     if (c) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));

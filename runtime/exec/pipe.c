@@ -345,7 +345,7 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
   p->look = false;
   double where = p->bad ? p->bad_at : none, least = where;
   DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
-  if (p->bad && where <= least) return dt_exec_blame(x, p->bad, p->bad_out, batch->step, what, value, e);
+  if (p->bad && where <= least) return dt_exec_blame(p->bad, p->bad_out, batch->step, what, value, e);
   return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; the first value that is not finite came up on another rank%s",
                  (long long)batch->step + 1, what, value, least < none ? ", which names it" : "");
 }

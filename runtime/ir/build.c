@@ -68,7 +68,7 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
                .stage = -1,
                .chunk = at->chunk,
                .block = at->serves >= 0 ? g->node.p[at->serves].block : at->block,
-               .nin = (int16_t)nin,
+               .nin = nin,
                .nout = (int16_t)nout,
                .serves = at->serves,
                .line = at->line,
@@ -180,7 +180,11 @@ dt_val dt_build3(dt_build *b, int op, dt_val x, dt_val y, dt_val z) {
 
 dt_val dt_build_full(dt_build *b, double v, int dtype, int nd, const int64_t *dim) {
   return dt_build_op(b, DT_OP_full, NULL, 0,
-                     &(dt_attrs){.full = {.value = v, .dtype = dtype, .shape = list_of(nd, dim)}});
+                     &(dt_attrs){.full = {.value = dt_number_of(v), .dtype = dtype, .shape = list_of(nd, dim)}});
+}
+
+dt_val dt_build_number(dt_build *b, dt_number v, int dtype) {
+  return dt_build_op(b, DT_OP_full, NULL, 0, &(dt_attrs){.full = {.value = v, .dtype = dtype}});
 }
 
 dt_val dt_build_scalar(dt_build *b, double v, int dtype) { return dt_build_full(b, v, dtype, 0, NULL); }

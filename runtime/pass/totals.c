@@ -47,7 +47,7 @@ static void add_up(totals *t) {
   dt_graph *g = t->g;
   const int64_t two = 2;
   dt_build b = dt_build_at(g, DT_PRE);
-  dt_val acc = dt_build_vector(&b, DT_OP_buffer, DT_F64, two, "loss and count", DT_REG_GRAD);
+  dt_val acc = g->sum = dt_build_vector(&b, DT_OP_buffer, DT_F64, two, "loss and count", DT_REG_GRAD);
   b.at.reason = "the step's loss and count start at zero";
   t->sum = dt_build2(&b, DT_OP_assign, acc, dt_build_full(&b, 0, DT_F64, 1, &two));
   if (g->stats < 0) return;

@@ -188,6 +188,19 @@ describe("mistakes", function()
     end)
   end
 
+  it("names the line of a script whose path is longer than a message has room for", function()
+    local dir = folder .. ("/" .. ("d"):rep(150)):rep(3)
+    os.execute("mkdir -p " .. dir)
+    local path = dir:sub(#folder + 2) .. "/script.lua"
+    for _, body in ipairs { "return job { model = nn.Linear(7, 5) }", -- an operation's error
+      "return job { model = nn.Sequential { nn.Linear(10, 15), nn.GELU(), nn.Linear(15, 5) }, parallel = { tensor = 2 } }" } do -- a pass's
+      local text, code = run(("%s plan %s --ranks 2"):format(program, write(path, head .. "\n\n" .. body)))
+      assert.are_not.equal(0, code)
+      local _, lines = (head .. "\n\n"):gsub("\n", "")
+      assert.matches(("ddd/script%%.lua:%d: "):format(lines + 1), text)
+    end
+  end)
+
   it("names the verb nearest to an unknown one", function()
     local text, code = run(program .. " trian")
     assert.are_not.equal(0, code)

@@ -54,6 +54,30 @@ print "right"]]
     for _, isa in ipairs { "portable", "avx2" } do assert.matches("right", run(script, { env = "DT_ISA=" .. isa })) end
   end)
 
+  it("that are integers are exact and wrap around as Lua's do, in every operation and chain, on any instruction set", function()
+    local script = support.read "tests/dist/integers.lua"
+    for _, isa in ipairs { "portable", "avx2" } do assert.matches("exact", run(script, { env = "DT_ISA=" .. isa })) end
+    assert.matches("exact", run(script, { ranks = 2 }))
+  end)
+
+  it("that an integer dtype can't hold are errors", function()
+    local x = dt.tensor({ 1, 2 }, "u8")
+    for want, f in pairs {
+      ["add: 300 does not fit the dtype u8"] = function() return x + 300 end,
+      ["lt: %-1 does not fit the dtype u8"] = function() return x:lt(-1) end,
+      ["tensor: 256 does not fit the dtype u8"] = function() return dt.tensor({ 256 }, "u8") end,
+      ["full: 1e%+40 does not fit the dtype i64"] = function() return dt.full({ 2 }, 1e40, "i64") end,
+      ["clamp: min is 0.5, but the tensor is i64"] = function() return dt.tensor({ 1 }, "i64"):clamp(0.5, 2) end,
+      ["pad: value is 0.5, but the tensor is u8"] = function() return x:pad { before = { 1 }, after = { 0 }, value = 0.5 } end,
+      ["clamp: max is 300, which the tensor's dtype u8 can't hold"] = function() return x:clamp(0, 300) end,
+    } do
+      local ok, e = pcall(f)
+      assert.is_false(ok)
+      assert.matches(want, e)
+    end
+    assert.are.same({ true, true }, ((dt.tensor { true, true } + dt.tensor { true, true })):totable())
+  end)
+
   it("of constant rows are exact", function()
     for _, dtype in ipairs { "f32", "f64" } do
       for _, v in ipairs { 0.1, 1e8 / 3, -1e30 / 7 } do
