@@ -337,7 +337,7 @@ function Engine:step(batch)
 end
 
 --- Whether a rank was asked to stop (Ctrl-C, SIGTERM): the same answer on all ranks. Ranks talk about it every
---- tenth of a second or 500 steps.
+--- tenth of a second or 500 steps, outside of the plan, because a loop of the script's may ask at any time.
 function Engine:stop_requested()
   if core.size() == 1 then return core.stop_requested() end
   if self.stopping then return true end

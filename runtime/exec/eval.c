@@ -86,6 +86,7 @@ static dt_status evaluate(dt_exec *x, const int *numbers, int n, dt_loader *l, d
   double all[nsums + 1]; /* the last: ranks that met an id out of range */
   memcpy(all, sums, sizeof *sums * (size_t)nsums);
   all[nsums] = dt_exec_bad_id(x);
+  /* outside of the plan: once an evaluation, when all its batches are over, and no plan knows how many those are */
   if (c->size > 1) DT_TRY(c->vt->all_reduce(c, all, nsums + 1, DT_F64, DT_SUM, e));
   memcpy(sums, all, sizeof *sums * (size_t)nsums);
   if (all[nsums] > 0) return dt_exec_share_ids(x, e);

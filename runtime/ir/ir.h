@@ -307,11 +307,11 @@ typedef struct dt_graph {
   dt_val loss, count;    /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
   dt_val stats;          /* f64[2] of a microbatch: loss * count, count */
   dt_val sum;      /* f64[2]: their sums over this rank's microbatches so far, a buffer; -1 before the pass totals */
-  dt_val total;          /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
-  dt_val norm;           /* gradient norm, f32 scalar, or -1 */
-  int low;               /* traced for a job of this 16-bit precision, DT_F32: of none */
-  int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
-  bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
+  dt_val total;    /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
+  dt_val norm;     /* gradient norm, f32 scalar, or -1 */
+  int low;         /* traced for a job of this 16-bit precision, DT_F32: of none */
+  int64_t rows;    /* samples in a microbatch: the count when `count` is -1 */
+  bool plain_grad; /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
   DT_VEC(dt_segs) segs;
   DT_VEC(dt_gathered) gathered;

@@ -58,7 +58,7 @@ case("unknown option of a data set", { data = "data.synthetic { input = { 10 } }
 case("unknown metric", { more = "eval = { data = data.synthetic { inputs = {10}, targets = {5} }, metrics = { 'acuracy' } },", line = "job",
   says = "no metric 'acuracy'; did you mean 'accuracy'" })
 case("no learning rate", { optimizer = "optim.define { update = function(p) return p end } {}", line = "optimizer", says = "needs a learning rate; write" })
-case("negative learning rate", { optimizer = "optim.SGD { lr = -1 }", line = "optimizer", says = "lr wants a number of at least 0" })
+case("negative learning rate", { optimizer = "optim.SGD { lr = -1 }", line = "optimizer", says = "lr wants a finite number of at least 0" })
 case("betas of another length", { optimizer = "optim.Adam { lr = 1, betas = { 0.9 } }", line = "optimizer", says = "betas wants 2 numbers" })
 case("clip of another type", { more = "clip = true,", line = "job", says = "clip wants a number" })
 case("a class instead of an instance", { model = "nn.ReLU", line = "job", says = "class.*make an instance" })
@@ -141,7 +141,7 @@ case("CIFAR file of an odd size", { data = "data.cifar10 { files = { 'x.bin' } }
 case("a split of more than all", { data = "data.synthetic { inputs = {10}, targets = {5}, split = { train = 0.9, valid = 0.2 } }",
   line = "data", says = "add up to 1.1" })
 case("a negative split", { data = "data.synthetic { inputs = {10}, targets = {5}, split = { train = -1 } }", line = "data",
-  says = "train wants a number above 0" })
+  says = "train wants a finite number above 0" })
 case("bad safetensors", { before = "dt.load 'x.safetensors'", files = { ["x.safetensors"] = ("\255"):rep(40) }, line = "before",
   says = "x.safetensors.*;" })
 case("load of an unknown kind", { before = "dt.load 'x.pt'", files = { ["x.pt"] = "abc" }, line = "before", says = "x.pt" })
@@ -451,6 +451,12 @@ for _, dtype in ipairs { "f32", "bf16", "f16" } do
 end
 case("an overflow that no loss scale helps", { loss = "function(y, t) return ((y - t) * 1e4):square():mean() end", steps = "100",
   more = "precision = { dtype = 'f16', loss_scale = 1e30 }", says = "20 steps in a row overflowed at a loss scale that shrinks no more" })
+-- the rank that is told names the value, whichever rank has it
+for _, way in ipairs { "data = 2", "pipeline = 2", "zero = 2" } do
+  case("a gradient beyond f32, " .. way, { model = "nn.Sequential { nn.Linear(10, 5), nn.Linear(5, 5) }", alone = false,
+    loss = "function(y) return (y * 3e38):mean() * 1e3 end", more = "parallel = { " .. way .. " }",
+    says = "step 1: the loss is .*the first value that is not finite came out of", ranks = 2 })
+end
 case("a label out of range in evaluation", { model = "nn.Linear(10, 3)", loss = "nn.CrossEntropy()",
   data = "{ train = data.synthetic { inputs = { 10 }, classes = 3 }, valid = data.tensors { inputs = dt.ones { 4, 10 }, targets = dt.full({ 4 }, 7, 'i64') } }",
   more = "eval = { metrics = { 'accuracy', 'top_2' } }", says = "label 7 is outside 0 to 2; labels count from 0", ranks = 2 })
@@ -482,11 +488,12 @@ case("labels that only broadcast", { model = "nn.Linear(10, 3)", loss = "functio
   more = "eval = { metrics = { 'accuracy' } }", says = "metric accuracy: the output is {4, 3}, so the labels must be {4}, but the targets are {4, 1}" })
 -- ranges of hyperparameters
 for _, o in ipairs { { "AdamW { lr = 1, betas = { 0.9, 1 } }", "betas wants a number from 0 to less than 1, got 1" },
+  { "SGD { lr = math.huge }", "lr wants a finite number of at least 0, got inf" },
   { "Adam { lr = 1, betas = { 1.5, 0.9 } }", "betas wants a number from 0 to less than 1, got 1.5" },
-  { "AdamW { lr = 1, eps = -1 }", "eps wants a number of at least 0, got %-1" },
+  { "AdamW { lr = 1, eps = -1 }", "eps wants a finite number of at least 0, got %-1" },
   { "SGD { lr = 1, momentum = -2 }", "momentum wants a number from 0 to 1, got %-2" },
   { "RMSprop { lr = 1, alpha = 2 }", "alpha wants a number from 0 to 1, got 2" },
-  { "Lion { lr = 1, weight_decay = -1 }", "weight_decay wants a number of at least 0, got %-1" },
+  { "Lion { lr = 1, weight_decay = -1 }", "weight_decay wants a finite number of at least 0, got %-1" },
   { "SGD { lr = 1, groups = { { match = 'weight', momentum = 3 } } }", "groups%[1%]: momentum wants a number from 0 to 1, got 3" } } do
   case("a hyperparameter out of its range: " .. o[1], { optimizer = "optim." .. o[1], line = "optimizer", says = o[2] })
 end

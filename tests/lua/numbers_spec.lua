@@ -78,6 +78,29 @@ print "right"]]
     assert.are.same({ true, true }, ((dt.tensor { true, true } + dt.tensor { true, true })):totable())
   end)
 
+  it("of gradients may be as large as their dtype allows: the norm is taken, and clips", function()
+    local script = [[local dt = require "dtrain"
+local nn, data = dt.nn, dt.data
+local args = dt.args { clip = false, scale = 1e25 }
+local engine = dt.engine(dt.job { model = nn.Linear(3, 1, { bias = false }), batch = 8, steps = 1,
+  loss = function(y) return (y * args.scale):mean() end,
+  optimizer = dt.optim.SGD { lr = args.clip and 1 or 1 / args.scale }, clip = args.clip and { norm = 1 } or nil,
+  data = data.tensors { inputs = dt.ones { 8, 3 }, targets = dt.ones { 8, 1 } } })
+local before = engine:state()["weight"]:totable()[1]
+for _, batch in engine:batches() do
+  local norm = engine:step(batch).grad_norm / args.scale
+  assert(math.abs(norm - 3 ^ 0.5) < 1e-6, norm)
+end
+local after = engine:state()["weight"]:totable()[1]
+for i = 1, 3 do assert(math.abs(before[i] - after[i] - (args.clip and 3 ^ -0.5 or 1)) < 1e-6, after[i]) end
+print "taken"]]
+    for _, options in ipairs { "", "--clip", "--scale 1e38", "--clip --scale 3e38" } do
+      assert.matches("taken", run(script, nil, options))
+      assert.matches("taken", run(script, { ranks = 2 }, options))
+      assert.matches("taken", run(script, { ranks = 2 }, "--parallel zero=2 " .. options))
+    end
+  end)
+
   it("of constant rows are exact", function()
     for _, dtype in ipairs { "f32", "f64" } do
       for _, v in ipairs { 0.1, 1e8 / 3, -1e30 / 7 } do
