@@ -123,6 +123,9 @@ dtl_tensor *dtl_contiguous(lua_State *L, int i, int dtype);
 void dtl_copy_view(const dt_view *dst, const dt_view *src);
 /* Pushes a tensor made of a number, boolean or nested list; dtype -1: inferred. */
 dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dtype);
+extern const luaL_Reg dtl_fill_functions[]; /* of core: what makes tensors (l_fill.c) */
+void dtl_put_element(lua_State *L, const char *fn, int i, void *p, int dtype,
+                     int64_t at); /* the number or boolean at index i */
 /* Pushes element i as a Lua number or boolean. */
 void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i);
 void dtl_push_text(lua_State *L, const dtl_tensor *t); /* l_print.c */

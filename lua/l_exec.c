@@ -319,7 +319,7 @@ static int x_names(lua_State *L) {
   int n = dt_exec_names(b->x, &names), k = 0;
   lua_createtable(L, n, 0);
   for (int i = 0; i < n; i++) {
-    if (dt_names_constant(names[i])) continue;
+    if (dt_name_kind(names[i], NULL) == DT_NAMED_CONSTANT) continue;
     lua_pushstring(L, names[i]);
     lua_rawseti(L, -2, ++k);
   }
@@ -341,7 +341,7 @@ static int x_get(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:get");
   const char *name = dtl_text(L, "exec:get", 1, 2);
-  if (!strncmp(name, "grad:", 5) && dt_exec_find(b->x, name) < 0) return lua_pushnil(L), 1;
+  if (dt_name_kind(name, NULL) == DT_NAMED_GRAD && dt_exec_find(b->x, name) < 0) return lua_pushnil(L), 1;
   int i = number_of(L, "exec:get", b);
   dt_type t = dt_exec_type(b->x, i);
   dtl_tensor *out = dtl_tensor_new(L, &t);

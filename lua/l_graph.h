@@ -46,9 +46,12 @@ dtl_graph *dtl_check_graph(lua_State *L, const char *fn);
 dt_val dtl_check_graph_symbol(lua_State *L, const char *fn, int arg, int i, const dtl_graph *b);
 void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g); /* an error behind the place pass */
 const char *dtl_axes_of(lua_State *L, const dt_graph *g); /* names of the mesh's axes, for a message; on the stack */
+extern const luaL_Reg dtl_leaf_methods[];                 /* of graphs: what makes leaves (l_leaf.c) */
+int dtl_draw(lua_State *L);                               /* core.draw */
 extern const luaL_Reg dtl_place_methods[];                /* of graphs: what strategies say of them (l_place.c) */
 
 void dtl_push_node(lua_State *L, const dt_graph *g, dt_nid i); /* an entry of g:nodes() on top of the stack */
+void dtl_open_mesh(lua_State *L);                              /* adds to the table on top of the stack (l_mesh.c) */
 void dtl_push_axes(lua_State *L, const dt_mesh *m,
                    int axes); /* the names of these axes (bits): a list on top of the stack */
 /* A list of { name =, size =, splits = } at stack index i. */

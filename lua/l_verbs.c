@@ -4,15 +4,6 @@
  * Called by dtl_compile (l_plan.c). */
 #include "l_graph.h"
 
-void dtl_push_axes(lua_State *L, const dt_mesh *m, int axes) {
-  lua_newtable(L);
-  for (int a = 0, n = 0; a < m->naxes; a++) {
-    if (!(axes >> a & 1)) continue;
-    lua_pushstring(L, m->name[a]);
-    lua_rawseti(L, -2, ++n);
-  }
-}
-
 /* The parameters of a bucket: { name =, shape =, begin =, numel = } in its order, begin in elements of the bucket. */
 static void push_parameters(lua_State *L, const dt_graph *g, int bucket) {
   int64_t begin = INT64_MAX;

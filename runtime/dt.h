@@ -6,9 +6,9 @@
 #define DT_DT_H
 #include "comm/comm.h"
 #include "exec/executor.h"
+#include "ir/names.h"
 #include "plan/agree.h"
 #include "store/ckpt.h"
-#include "store/names.h"
 
 #define DT_API __attribute__((visibility("default")))
 

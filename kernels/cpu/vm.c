@@ -240,82 +240,96 @@ static void v_choose(const k_vm *v, v_ins *w, int op, const dt_vmi *s, int mask)
   else w->loop.fn_f32 = to >= 0 ? v_casts_f32[to] : v_loops_f32[op][mask];
 }
 
-k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
-  const int nval = vm->nin + vm->nins;
-  k_vm *v = dt_xalloc(sizeof *v + (size_t)(vm->nin + vm->nout) * sizeof(v_operand) + (size_t)vm->nins * sizeof(v_ins));
-  v->in = (v_operand *)(v + 1), v->out = v->in + vm->nin, v->ins = (v_ins *)(v->out + vm->nout);
-  v->type = vm->type, v->nin = vm->nin, v->nout = vm->nout, v->count = dt_numel(&vm->space);
-  if (v->count == 0) return v;
-  v_operands(v, vm, in, out);
+/* A program being made ready. */
+typedef struct v_maker {
+  k_vm *v;
+  const dt_vm *vm;
+  const dt_view *in, *out;
+  v_value *val;           /* [inputs, then instructions] */
+  v_code *code;           /* [instructions] */
+  int *stored;            /* [outputs] the value that each is */
+  int *free_block, nfree; /* blocks whose last reader has run */
+} v_maker;
 
-  v_value *val = dt_xalloc((size_t)(nval + 1) * sizeof *val);
-  v_code *code = dt_xalloc((size_t)(vm->nins + 1) * sizeof *code);
-  int *stored = dt_xalloc((size_t)(vm->nout + 1) * sizeof *stored);
-  int *free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *free_block), nfree = 0;
-  v_values(v, vm, code, val, stored);
-  v_merge(vm, code, val);
-  int64_t cost = vm->nin + vm->nout;
-  for (int j = 0; j < vm->nins; j++) {
-    if (code[j].op < 0) continue;
-    for (int k = 0; k < v_ops[code[j].op].arity; k++) val[code[j].arg[k]].last = j;
-    if (!val[vm->nin + j].scalar) cost += 1 + v_ops[code[j].op].flops;
+/* Who reads a value last, and how many elements are worth a thread. */
+static void v_last_readers(v_maker *m) {
+  int64_t cost = m->vm->nin + m->vm->nout;
+  for (int j = 0; j < m->vm->nins; j++) {
+    if (m->code[j].op < 0) continue;
+    for (int k = 0; k < v_ops[m->code[j].op].arity; k++) m->val[m->code[j].arg[k]].last = j;
+    if (!m->val[m->vm->nin + j].scalar) cost += 1 + v_ops[m->code[j].op].flops;
   }
-  v->grain = k_grain(cost);
+  m->v->grain = k_grain(cost);
+}
 
-  /* outputs: written where they lie by the instruction that computes them, or stored at the end of each block. An input
-   * that is itself stored must be saved from the other outputs. */
+/* Outputs are written where they lie by the instruction that computes them, or stored at the end of each block. An input that is itself stored
+ * must be saved from the other outputs. */
+static void v_place_outputs(v_maker *m) {
+  k_vm *v = m->v;
   for (int o = 0; o < v->nout; o++) {
-    v_value *x = &val[stored[o]];
+    v_value *x = &m->val[m->stored[o]];
     for (int q = 0; x->def < 0 && q < v->nout; q++)
-      if (q != o && v_overlap(&in[x - val], &out[q])) v->in[x - val].in_place = false;
+      if (q != o && v_overlap(&m->in[x - m->val], &m->out[q])) v->in[x - m->val].in_place = false;
     if (x->def < 0) x->last = INT_MAX;
   }
   v->scalar0 = v->nin + v->nout;
   for (int o = 0; o < v->nout; o++) {
-    v_value *x = &val[stored[o]];
+    v_value *x = &m->val[m->stored[o]];
     v_operand *w = &v->out[o];
     w->scalar = x->scalar;
-    w->in_place = w->in_place && !x->scalar && x->def >= 0 && x->slot < 0 && v_may_write(v, val, in, out, o, x->def);
+    w->in_place = w->in_place && !x->scalar && x->def >= 0 && x->slot < 0 &&
+                  v_may_write(v, m->val, m->in, m->out, o, x->def);
     if (w->in_place) x->slot = v->nin + o;
     x->last = INT_MAX;
   }
+}
 
-  /* slots for the rest: scalars each their own, blocks until the last reader has run */
-  for (int i = 0; i < vm->nin; i++) {
-    if (val[i].scalar) val[i].slot = v->scalar0 + v->nscalar++;
+/* Scalars have a slot each, inputs that are not read where they lie a block each. */
+static void v_place_inputs(v_maker *m) {
+  k_vm *v = m->v;
+  for (int i = 0; i < m->vm->nin; i++) {
+    if (m->val[i].scalar) m->val[i].slot = v->scalar0 + v->nscalar++;
     else if (!v->in[i].in_place) v->in[i].home = v->nblock++;
-    v->in[i].slot = val[i].slot;
+    v->in[i].slot = m->val[i].slot;
   }
-  for (int j = 0; j < vm->nins; j++)
-    if (code[j].op >= 0 && val[vm->nin + j].scalar) val[vm->nin + j].slot = v->scalar0 + v->nscalar++;
+  for (int j = 0; j < m->vm->nins; j++)
+    if (m->code[j].op >= 0 && m->val[m->vm->nin + j].scalar) m->val[m->vm->nin + j].slot = v->scalar0 + v->nscalar++;
   v->block0 = v->scalar0 + v->nscalar;
-  for (int pass = 0; pass < 2; pass++) /* scalar instructions first */
-    for (int j = 0; j < vm->nins; j++) {
-      v_value *d = &val[vm->nin + j];
-      const v_code *s = &code[j];
-      if (s->op < 0 || d->scalar != !pass) continue;
-      v_ins *w = &v->ins[v->nins++];
-      int *slot[3] = {&w->a, &w->b, &w->c}, mask = 0;
-      for (int k = 0; k < v_ops[s->op].arity; k++) {
-        const v_value *x = &val[s->arg[k]];
-        bool again = false;
-        for (int q = 0; q < k; q++) again |= s->arg[q] == s->arg[k];
-        *slot[k] = x->slot;
-        mask |= (pass && x->scalar) << k;
-        if (x->last != j || again || x->scalar) continue;
-        if (x->slot >= v->block0) free_block[nfree++] = x->slot - v->block0;
-        else if (x->def < 0 && !v->in[x - val].in_place) free_block[nfree++] = v->in[x - val].home;
-      }
-      if (d->slot < 0) d->slot = v->block0 + (nfree ? free_block[--nfree] : v->nblock++);
-      if (pass && d->last == j && d->slot >= v->block0) free_block[nfree++] = d->slot - v->block0; /* nobody reads it */
-      w->d = d->slot;
-      v_choose(v, w, s->op, &vm->ins[j], mask);
-      if (!pass) v->nuniform++;
-    }
+}
+
+/* Instruction j on blocks, or on scalars alone. Its result gets a block that is free, and arguments read for the last time give theirs up. */
+static void v_emit(v_maker *m, int j, bool blocks) {
+  k_vm *v = m->v;
+  v_value *d = &m->val[m->vm->nin + j];
+  const v_code *s = &m->code[j];
+  if (s->op < 0 || d->scalar == blocks) return;
+  v_ins *w = &v->ins[v->nins++];
+  int *slot[3] = {&w->a, &w->b, &w->c}, mask = 0;
+  for (int k = 0; k < v_ops[s->op].arity; k++) {
+    const v_value *x = &m->val[s->arg[k]];
+    bool again = false;
+    for (int q = 0; q < k; q++) again |= s->arg[q] == s->arg[k];
+    *slot[k] = x->slot;
+    mask |= (blocks && x->scalar) << k;
+    if (x->last != j || again || x->scalar) continue;
+    if (x->slot >= v->block0) m->free_block[m->nfree++] = x->slot - v->block0;
+    else if (x->def < 0 && !v->in[x - m->val].in_place) m->free_block[m->nfree++] = v->in[x - m->val].home;
+  }
+  if (d->slot < 0) d->slot = v->block0 + (m->nfree ? m->free_block[--m->nfree] : v->nblock++);
+  if (blocks && d->last == j && d->slot >= v->block0)
+    m->free_block[m->nfree++] = d->slot - v->block0; /* nothing reads it */
+  w->d = d->slot;
+  v_choose(v, w, s->op, &m->vm->ins[j], mask);
+  if (!blocks) v->nuniform++;
+}
+
+/* As many elements at once as keep all that is touched in the first cache. */
+static void v_size_blocks(v_maker *m) {
+  k_vm *v = m->v;
   int touched = 0;
   for (int i = 0; i < v->nin; i++) touched += v->in[i].in_place;
   for (int o = 0; o < v->nout; o++) {
-    v->out[o].slot = val[stored[o]].slot;
+    v->out[o].slot = m->val[m->stored[o]].slot;
     if (v->out[o].scalar) v->out[o].home = v->nblock++;
     else touched += v->out[o].in_place;
   }
@@ -323,7 +337,32 @@ k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
   v->block = V_L1_BYTES / (K_MAX(touched, 1) * (v->type == DT_F32 ? 4 : 8)) / 64 * 64;
   v->block = K_MAX(V_BLOCK_MIN, K_MIN(v->block, V_BLOCK_MAX));
   v->block = K_MIN(v->block, (v->count + 15) / 16 * 16);
-  free(val), free(code), free(stored), free(free_block);
+}
+
+k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
+  const int nval = vm->nin + vm->nins;
+  k_vm *v = dt_xalloc(sizeof *v + (size_t)(vm->nin + vm->nout) * sizeof(v_operand) + (size_t)vm->nins * sizeof(v_ins));
+  v->in = (v_operand *)(v + 1), v->out = v->in + vm->nin, v->ins = (v_ins *)(v->out + vm->nout);
+  v->type = vm->type, v->nin = vm->nin, v->nout = vm->nout, v->count = dt_numel(&vm->space);
+  if (v->count == 0) return v;
+  v_operands(v, vm, in, out);
+  v_maker m = {.v = v,
+               .vm = vm,
+               .in = in,
+               .out = out,
+               .val = dt_xalloc((size_t)(nval + 1) * sizeof *m.val),
+               .code = dt_xalloc((size_t)(vm->nins + 1) * sizeof *m.code),
+               .stored = dt_xalloc((size_t)(vm->nout + 1) * sizeof *m.stored),
+               .free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *m.free_block)};
+  v_values(v, vm, m.code, m.val, m.stored);
+  v_merge(vm, m.code, m.val);
+  v_last_readers(&m);
+  v_place_outputs(&m);
+  v_place_inputs(&m);
+  for (int blocks = 0; blocks < 2; blocks++) /* scalar instructions first */
+    for (int j = 0; j < vm->nins; j++) v_emit(&m, j, blocks);
+  v_size_blocks(&m);
+  free(m.val), free(m.code), free(m.stored), free(m.free_block);
   return v;
 }
 

@@ -25,7 +25,7 @@ static bool same_on(const dt_exec *x, int i, int a) {
   const dt_kept *k = &x->kept[i];
   bool parts = k->at.share >> a & 1;
   for (int s = 0; s < k->at.nslicing; s++) parts |= k->at.slicing[s].axis == a;
-  return !k->away && !k->own && !parts && !dt_names_constant(x->names.list.p[i]);
+  return !k->away && !k->own && !parts && dt_name_kind(x->names.list.p[i], NULL) != DT_NAMED_CONSTANT;
 }
 
 /* Coordinates of the stages that share the i-th, 0: one has it alone. */

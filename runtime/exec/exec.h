@@ -2,7 +2,7 @@
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
 #include "../plan/plan.h"
-#include "../store/names.h"
+#include "../ir/names.h"
 #include "../store/pieces.h"
 #include "ctx.h"
 

@@ -68,11 +68,11 @@ static void list_states(dt_exec *x, int i, bool apart) {
     dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->state[s].val), .at = stored_of(x, p, p->stored.own >= 0)};
     k.at.whole.dtype = k.v.t.dtype;
     if (apart) k.at = rows(x, k.at);
-    add(x, dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state[s].name), k);
+    add(x, dt_name_make(&g->mem, DT_NAMED_STATE, p->name, p->state[s].name), k);
   }
   if (!apart || !p->trainable) return; /* the parameter's own name is rank 0's value; loading it comes first */
   dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->val), .at = rows(x, stored_of(x, p, false))};
-  add(x, dt_arena_printf(&g->mem, "state:%s:replica", p->name), k);
+  add(x, dt_name_make(&g->mem, DT_NAMED_STATE, p->name, "replica"), k);
 }
 
 void dt_exec_list(dt_exec *x) {
@@ -90,7 +90,7 @@ void dt_exec_list(dt_exec *x) {
     dt_kept k = {.v = dt_exec_view(x, 0, b->val), .param = -1};
     k.at = (dt_stored){.whole = k.v.t, .stages = stages};
     if (b->own) k.at = rows(x, k.at), k.own = true;
-    add(x, dt_arena_printf(&g->mem, "%s:%s", b->state ? "state" : "buffer", b->name), k);
+    add(x, dt_name_make(&g->mem, b->state ? DT_NAMED_STATE : DT_NAMED_BUFFER, b->name, NULL), k);
   }
   for (int i = 0; i < g->param.n; i++) list_states(x, i, apart);
 }
@@ -253,7 +253,7 @@ void dt_exec_items(dt_exec *x, dt_items *k) {
   for (int i = 0; i < n; i++) {
     dt_item *t = &k->item[k->n];
     *t = (dt_item){.here = !x->kept[i].away, .at = x->kept[i].at, .number = i};
-    t->name = dt_names_stored(x->names.list.p[i], &t->optim);
+    t->name = dt_name_stored(x->names.list.p[i], &t->optim);
     k->n += t->name != NULL;
   }
 }

@@ -6,7 +6,7 @@
 #include "rules.h"
 
 dt_build dt_build_at(dt_graph *g, dt_phase phase) {
-  return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1}};
+  return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1, .bucket = -1}};
 }
 
 dt_cursor dt_cursor_of(const dt_node *n) {
@@ -15,7 +15,8 @@ dt_cursor dt_cursor_of(const dt_node *n) {
                      .phase = (dt_phase)n->phase,
                      .serves = n->serves,
                      .block = n->block,
-                     .chunk = n->chunk};
+                     .chunk = n->chunk,
+                     .bucket = n->bucket};
 }
 
 void dt_build_block(dt_build *b, const char *name) {
@@ -73,7 +74,7 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
                .serves = at->serves,
                .line = at->line,
                .reason = at->reason,
-               .order = -1};
+               .bucket = at->bucket};
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (a) n.a = *a;

@@ -5,6 +5,7 @@
 #ifndef DT_EDIT_H
 #define DT_EDIT_H
 #include "ir.h"
+#include "names.h"
 
 /* v lies in one piece, `offset` elements of its own size behind the beginning of base. Views of v are not followed: call it before they
  * are made, or derive them again (dt_view_derive). */

@@ -123,7 +123,6 @@ typedef struct dt_node {
   uint8_t phase, flags;
   uint8_t
       computes; /* 1 + the dtype in which the script or a strategy wants it computed, 0: as the job's precision says */
-  uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t
       block; /* entry of g->block_name that it belongs to, -1 = none; a backward node's is that of the node it serves */
@@ -140,7 +139,7 @@ typedef struct dt_node {
   const char *file; /* script position */
   int line;
   const char *reason; /* why a pass inserted it, or NULL */
-  int32_t order;      /* position after the order pass */
+  int32_t bucket;     /* of the layout: on its way from gradients to parameters; -1: of none */
 } dt_node;
 
 /* ---- leaves ---- */
@@ -344,6 +343,7 @@ typedef struct dt_cursor {
   dt_nid serves;      /* the forward node that they serve, whose block they share; -1: none */
   int16_t block;      /* of nodes that serve none; -1: none */
   int16_t chunk;      /* pipeline; -1: of the rank */
+  int bucket;         /* of the layout, on whose way they are; -1: of none */
   uint8_t flags;      /* DT_NODE_* */
   uint8_t computes;   /* as dt_node's */
   const char *reason; /* why a pass inserts them, or NULL */
@@ -488,6 +488,7 @@ int dt_result_dtype(const dt_type *const *in, int n);
 const dt_op_info *dt_op(int op);                          /* valid for 1..DT_NOPS-1 */
 int dt_op_find(const char *name);                         /* DT_OP_none when unknown */
 void dt_op_defaults(int op, dt_attrs *a);                 /* required ones become 0 */
+bool dt_op_flat(int op);                                  /* its derivative is zero everywhere */
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
 /* of a list attribute, a.slot[s].i is the count and what follows the numbers */
 

@@ -102,6 +102,8 @@ int dt_op_float(int op, const dt_type *const *in, int nin, int low) {
   return to;
 }
 
+bool dt_op_flat(int op) { return dt_op(op)->grad == grad_zero; }
+
 const dt_attr_spec *dt_op_attr(int op, const char *name) {
   const dt_op_info *o = dt_op(op);
   for (int i = 0; i < o->nspec; i++)

@@ -73,7 +73,6 @@ static void print_node(const dt_graph *g, const dt_node *n, dt_str *s) {
   for (int o = 0; o < n->nout; o++) print_value(g, &g->val.p[n->out[o]], n->out[o], s);
   dt_str_add(s, " %s", phase_name[n->phase]);
   if (n->stage >= 0) dt_str_add(s, " stage %d.%d", n->stage, n->chunk);
-  if (n->device) dt_str_add(s, " host");
   if (n->acc) dt_str_add(s, " add:%x", n->acc);
   if (n->acc_first0) dt_str_add(s, " first:%x", n->acc_first0);
   if (n->flags & DT_NODE_DEAD) dt_str_add(s, " dead");

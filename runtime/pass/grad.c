@@ -32,7 +32,7 @@ static void mark(back *b) {
   }
   for (int i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
-    if (!strcmp(dt_op(n->op)->grad_name, "grad_zero")) continue; /* derivative zero everywhere: nothing passes */
+    if (dt_op_flat(n->op)) continue; /* derivative zero everywhere: nothing passes */
     bool any = false;
     for (int k = 0; k < n->nin; k++) any |= b->needs[n->in[k]];
     for (int o = 0; any && o < n->nout; o++) b->needs[n->out[o]] = dt_is_float(dt_type_of(g, n->out[o])->dtype);

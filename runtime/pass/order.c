@@ -363,7 +363,6 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
   ahead_and_behind(g);
   for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *x = &g->node.p[i];
-    x->order = i;
     if (!(dt_op(x->op)->flags & OP_COMM)) continue;
     if (x->op == DT_OP_send || x->op == DT_OP_recv || !hidden(g, i)) x->flags |= DT_NODE_INLINE;
   }

@@ -144,6 +144,7 @@ static dt_build time_of(const work *w, int b) {
   }
   dt_build at = dt_build_at(g, chunk == DT_CHUNK_SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD);
   at.at.chunk = (int16_t)(chunk < 0 || !g->chunks ? -1 : chunk);
+  at.at.bucket = b;
   return at;
 }
 

@@ -59,6 +59,7 @@ dt_status dt_reduce_publish(work *w, dt_err *e) {
     const dt_layout_bucket *k = &w->l->bucket[b];
     if (k->keep == DT_KEEP_WHOLE && in[b].n && !st) {
       dt_build at = dt_build_at(g, DT_UPD);
+      at.at.bucket = b;
       int64_t begin = k->begin + dt_reduce_share_at(w, b), end = begin + dt_layout_share_len(w->l, b);
       dt_val whole,
           v = dt_build_op(&at, DT_OP_pack, in[b].p, in[b].n, &(dt_attrs){.pack = {.begin = begin, .end = end}});
@@ -126,6 +127,7 @@ static dt_status gathered(gathering *h, int b, int low_dtype, const dt_node *use
   dt_val v = share_of(h, b, low_dtype);
   q->part[d] = part;
   dt_build at = dt_build_at(g, step ? DT_PRE : (dt_phase)user->phase);
+  at.at.bucket = b;
   if (!step) at.at.chunk = user->chunk;
   const char *why = step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
                          : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,

@@ -102,7 +102,7 @@ static void tell(dt_cutter *c) {
   }
   for (int i = 0; i < g->buf.n; i++) {
     if (!c->reads[i]) continue;
-    dt_held h = {dt_arena_printf(&g->mem, "buffer:%s", g->buf.p[i].name), g->val.p[g->buf.p[i].val].t,
+    dt_held h = {dt_name_make(&g->mem, DT_NAMED_BUFFER, g->buf.p[i].name, NULL), g->val.p[g->buf.p[i].val].t,
                  __builtin_ctzll(c->reads[i]), false, false};
     dt_vec_push(&g->held, h);
   }
@@ -111,7 +111,7 @@ static void tell(dt_cutter *c) {
       const dt_param *p = &g->param.p[i];
       dt_type t = p->whole;
       t.dtype = g->val.p[p->state[k].val].t.dtype;
-      dt_held h = {dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state[k].name), t, __builtin_ctzll(c->uses[i]),
+      dt_held h = {dt_name_make(&g->mem, DT_NAMED_STATE, p->name, p->state[k].name), t, __builtin_ctzll(c->uses[i]),
                    false, false};
       dt_vec_push(&g->held, h);
     }

@@ -119,7 +119,8 @@ static dt_instr instr_of(dt_plan *p, dt_nid i, bool clear, dt_segment *seg) {
                 .acc_first0 = n->acc_first0,
                 .file = n->file,
                 .line = n->line,
-                .reason = n->reason};
+                .reason = n->reason,
+                .bucket = n->bucket};
   x.a = n->a;
   x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
   x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));

@@ -39,6 +39,7 @@ typedef struct dt_instr {
   int64_t count;
   const char *file;
   int line;
+  int bucket; /* dt_node.bucket */
   const char *reason;
 } dt_instr;
 
