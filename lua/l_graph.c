@@ -72,8 +72,8 @@ void dtl_read_mesh(lua_State *L, int i, dt_mesh *m) {
   }
 }
 
-/* core.graph{ mesh =, rows =, precision =, plain_grad = }: precision is the job's, rows is the number of samples in a microbatch (the first input's first
- * dim) */
+/* core.graph{ mesh =, rows =, precision =, plain_grad = }: rows is the number of samples in a microbatch (the first input's first
+ * dim); precision is the job's ("f32"), and the plan's must be the same */
 static int l_graph(lua_State *L) {
   int mesh = 0, precision = DT_F32;
   int64_t rows = 0;
@@ -83,6 +83,8 @@ static int l_graph(lua_State *L) {
   DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
            {"precision", 'd', &precision, NULL}, {"plain_grad", 'b', &plain, NULL});
   if (mesh) dtl_read_mesh(L, mesh, &m);
+  if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
+    dtl_fail(L, "core.graph: precision '%s' is not supported; take f32, bf16 or f16", dt_dtype_name(precision));
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
   *b = (dtl_graph){0};
@@ -545,8 +547,7 @@ static int g_recompute(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, fn);
   int ops = 0, segments = 0;
   dt_recompute r = {.on = true};
-  if (b->g->recompute.on)
-    dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
+  if (b->g->recompute.on) dtl_fail(L, "%s: what backward makes again was said already; leave one of the two out", fn);
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 1, 2, {"ops", 'v', &ops, NULL}, {"segments", 'v', &segments, NULL},
            {"communication", 'b', &r.communication, NULL});
