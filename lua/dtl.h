@@ -85,10 +85,13 @@ dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
 dt_ctx *dtl_ctx_now(void);           /* NULL before that */
 dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
 void dtl_signals(lua_State *L);      /* what asks to stop is from now on told to core.stop_requested; main.c */
-void dtl_child_end(
-    void); /* ends a child with all that it has started, removes temporary files; also in a signal's handler */
-void dtl_training(void);    /* a step begins: signals wait for its end from now on */
-bool dtl_interrupted(void); /* the process ends orderly although its exit code is not 0 */
+/* Ends a child with all that it has started, removes temporary files; also in a signal's handler. */
+void dtl_child_end(void);
+/* Around a call that trains, saves or waits for other ranks, however long: its time is not that of a script that ignores a request to stop. */
+void dtl_work(void);
+dt_status dtl_worked(dt_status st); /* returns st */
+void dtl_training(void);            /* a step begins: signals wait for its end from now on */
+bool dtl_interrupted(void);         /* the process ends orderly although its exit code is not 0 */
 
 /* ---- concrete tensors (l_tensor.c): views that share counted memory ---- */
 typedef struct dtl_store {

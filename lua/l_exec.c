@@ -179,7 +179,8 @@ static int x_step(lua_State *L) {
   info_table(L, "exec:step");
   dtl_data_running(L);
   dtl_training();
-  dt_status st = dt_exec_step(b->x, l->l, &s, &e);
+  dtl_work();
+  dt_status st = dtl_worked(dt_exec_step(b->x, l->l, &s, &e));
   if (st && st != DT_ESTOP) dtl_raise(L, &e);
   if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
   return push_info(L, &s);
@@ -203,7 +204,8 @@ static int x_begin(lua_State *L) {
   dtl_loader *l = dtl_check_loader(L, "exec:begin", 1, 2);
   dtl_data_running(L);
   dtl_training();
-  DTL_TRY(L, &e, dt_exec_begin(b->x, l->l, &micros, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_begin(b->x, l->l, &micros, &e)));
   return lua_pushinteger(L, micros), 1;
 }
 
@@ -213,7 +215,8 @@ static int x_forward(lua_State *L) {
   double loss, count;
   dtl_exec *b = dtl_ready_exec(L, "exec:forward");
   dtl_loader *l = dtl_check_loader(L, "exec:forward", 1, 2);
-  DTL_TRY(L, &e, dt_exec_forward(b->x, l->l, &loss, &count, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_forward(b->x, l->l, &loss, &count, &e)));
   return lua_pushnumber(L, loss), lua_pushnumber(L, count), 2;
 }
 
@@ -221,7 +224,8 @@ static int x_forward(lua_State *L) {
 static int x_backward(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:backward");
-  DTL_TRY(L, &e, dt_exec_backward(b->x, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_backward(b->x, &e)));
   return 0;
 }
 
@@ -232,7 +236,8 @@ static int x_finish(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:finish");
   dtl_loader *l = dtl_check_loader(L, "exec:finish", 1, 2);
   info_table(L, "exec:finish");
-  DTL_TRY(L, &e, dt_exec_finish(b->x, l->l, &s, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_finish(b->x, l->l, &s, &e)));
   return push_info(L, &s);
 }
 
@@ -260,7 +265,8 @@ static int x_eval(lua_State *L) {
   double *sums = lua_newuserdatauv(L, (size_t)(nsums + 1) * sizeof *sums, 0);
   dtl_data_running(L);
   DTL_TRY(L, &e, dt_loader_seek(l->l, 0, &e));
-  DTL_TRY(L, &e, dt_exec_eval(b->x, number, n, l->l, sums, nsums, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_eval(b->x, number, n, l->l, sums, nsums, &e)));
   lua_createtable(L, nsums, 0);
   for (int i = 0; i < nsums; i++) {
     lua_pushnumber(L, sums[i]);
@@ -295,7 +301,8 @@ static int x_call(lua_State *L) {
     dtl_tensor_new(L, &t);
     lua_rawseti(L, -2, i + 1);
   }
-  DTL_TRY(L, &e, dt_exec_call(b->x, (int)number, in, nin, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_call(b->x, (int)number, in, nin, &e)));
   for (int i = 0; i < nout; i++) {
     lua_rawgeti(L, -1, i + 1);
     DTL_TRY(L, &e, dt_exec_fetch(b->x, (int)number, i, dtl_to_tensor(L, -1)->v.p, &e));

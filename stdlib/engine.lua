@@ -237,15 +237,19 @@ function Engine:resume(what, ...)
   return meta.step
 end
 
--- mpirun ends its ranks soon after a SIGTERM: where a step is longer than that, an orderly stop comes too late. Told after the second
--- step, whose time is that of the others.
-local function warn_of_launcher(self, m)
-  if self.step_number ~= self.start + 2 or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
+-- mpirun ends its ranks soon after a SIGTERM: where the rest of a step and a save take longer than that, an orderly stop comes too late. Told
+-- once, after the second step, whose time is that of the others, or after a save.
+local function warn_of_launcher(self)
+  if self.warned or not self.step_seconds or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
   if not os.getenv "OMPI_COMM_WORLD_SIZE" or core.size() == 1 then return end
   local patience = tonumber(os.getenv "OMPI_MCA_odls_base_sigkill_timeout") or 1
-  if m.seconds + 0.2 < patience then return end
-  print(("note: a step takes %.2g s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
-    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
+  local step, save = self.step_seconds, self.save_seconds
+  local needs = step + (save or 0)
+  if needs + 0.2 < patience then return end
+  self.warned = true
+  print(("note: a step takes %.2g s%s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
+    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(step, save and (" and a checkpoint %.2g s"):format(save) or "", patience + 0.2,
+    math.ceil(2 * needs + 10)))
 end
 
 --- Compares a digest of each parameter, optimizer state and buffer among its replicas; an error on all ranks names the first that
@@ -266,7 +270,8 @@ local function attend(self, n, m)
   if compare > 0 and is_due(compare) then M.compare(self) end
   if n <= self.start + 2 then
     self.due = n + 1
-    warn_of_launcher(self, m)
+    self.step_seconds = n == self.start + 2 and m.seconds or nil
+    warn_of_launcher(self)
   end
   if report and is_due(report) and not self.driven and core.rank() == 0 and not self.options.quiet then
     print(("step=%d, skipped=%d, lr=%g, loss=%.6g, scale=%g, %.4g ms"):format(n, self.skipped, m.lr, m.loss, m.loss_scale,
@@ -288,7 +293,10 @@ end
 
 --- Whether the run is at its end, or asked to stop before it.
 function Engine:over()
-  if self.step_number >= self.steps then return true end
+  if self.step_number >= self.steps then
+    core.stop_requested() -- which has nothing left to ask for
+    return true
+  end
   local stop = self:stop_requested()
   cut = cut or stop
   return stop
@@ -380,8 +388,11 @@ function Engine:save(dir)
   if not c or dir ~= c.dir then folder.other(self, dir) end
   M.compare(self)
   self.record:flush()
+  local begun = core.now()
   self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number }, run = self.run, defines = self.defines }
-  self.saved = self.step_number
+  folder.settle(self, dir)
+  self.saved, self.save_seconds = self.step_number, core.now() - begun
+  warn_of_launcher(self)
 end
 
 Engine.fetch, Engine.store = shared.fetch, shared.store

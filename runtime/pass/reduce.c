@@ -50,9 +50,14 @@ static void shard_parameters(work *w) {
 static dt_val without_gaps(const work *w, dt_build *at, int b, dt_val v) {
   const dt_layout_bucket *k = &w->l->bucket[b];
   DT_VEC(dt_val) part = {0};
-  for (int i = 0; i < w->l->n; i++) { /* in flat order */
+  int i = 0; /* the first parameter of the bucket: they lie in flat order */
+  for (int hi = w->l->n; i < hi;) {
+    int mid = (i + hi) / 2;
+    if (w->l->flat[mid] < k->begin) i = mid + 1;
+    else hi = mid;
+  }
+  for (; i < w->l->n && w->l->flat[i] < k->end; i++) {
     int64_t from = w->l->flat[i], n = dt_numel(&w->l->type[i]), next = i + 1 < w->l->n ? w->l->flat[i + 1] : k->end;
-    if (from < k->begin || from >= k->end) continue;
     if (next > k->end) next = k->end;
     dt_vec_push(&part, dt_build_slice(at, v, 0, from - k->begin, from - k->begin + n));
     int64_t gap = next - from - n;
@@ -136,10 +141,11 @@ static dt_build time_of(const work *w, int b) {
   dt_graph *g = w->g;
   int chunk = -1;
   bool wgt = false;
-  for (int i = 0; i < w->np; i++) {
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++) {
+    const dt_param *p = &g->param.p[w->member[m]];
     bool one, both;
-    if (g->param.p[i].grad < 0 || g->param.p[i].stored.bucket != b) continue;
-    chunk = dt_chunk_of(g, &g->param.p[i], &one, &both);
+    if (p->grad < 0) continue;
+    chunk = dt_chunk_of(g, p, &one, &both);
     wgt |= one && g->split;
   }
   dt_build at = dt_build_at(g, chunk == DT_CHUNK_SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD);
@@ -167,8 +173,8 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_graph *g = w->g;
   const dt_layout_bucket *k = &w->l->bucket[b];
   DT_VEC(dt_val) in = {0};
-  for (int i = 0; i < w->np; i++)
-    if (g->param.p[i].grad >= 0 && g->param.p[i].stored.bucket == b) dt_vec_push(&in, g->param.p[i].grad);
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++)
+    if (g->param.p[w->member[m]].grad >= 0) dt_vec_push(&in, g->param.p[w->member[m]].grad);
   if (!in.n) return DT_OK;
   dt_nid first = g->node.n;
   dt_build at = time_of(w, b);
@@ -221,9 +227,10 @@ static void offer_bucket(work *w, int b) {
   if (v < 0) return;
   dt_vec_push(&g->bucket, ((dt_bucket){b, k->begin, k->end, v}));
 
-  for (int i = 0; i < w->np; i++) {
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++) {
+    int i = w->member[m];
     const dt_param *p = &g->param.p[i];
-    if (p->grad < 0 || p->stored.bucket != b) continue;
+    if (p->grad < 0) continue;
     const dt_type t = p->stored.local;
     bool own = p->stored.own >= 0;
     int64_t at = own ? p->stored.flat + p->stored.begin - k->begin - dt_reduce_share_at(w, b)
@@ -293,17 +300,17 @@ static void rewrite_norm(work *w) {
       const dt_layout_bucket *kb = &w->l->bucket[g->bucket.p[b].number];
       /* the whole range, where what lies between parameters is zero */
       bool all = !kb->each && !(w->s->verbs.reduce && kb->axes & w->samples);
-      for (int k = 0; k < w->np; k++)
-        if (g->param.p[k].grad >= 0 && g->param.p[k].stored.bucket == g->bucket.p[b].number)
-          all &= spread_of(w, k) == axes && g->param.p[k].staged.counted;
+      const int *m = &w->member[w->begin[g->bucket.p[b].number]],
+                *end = &w->member[w->begin[g->bucket.p[b].number + 1]];
+      for (const int *k = m; k < end; k++)
+        if (g->param.p[*k].grad >= 0) all &= spread_of(w, *k) == axes && g->param.p[*k].staged.counted;
       if (all) {
         dt_vec_push(&in, g->bucket.p[b].flat);
         continue;
       }
-      for (int k = 0; k < w->np; k++) {
-        const dt_param *p = &g->param.p[k];
-        if (p->grad >= 0 && p->stored.bucket == g->bucket.p[b].number && spread_of(w, k) == axes && p->staged.counted)
-          dt_vec_push(&in, w->piece[k]);
+      for (const int *k = m; k < end; k++) {
+        const dt_param *p = &g->param.p[*k];
+        if (p->grad >= 0 && spread_of(w, *k) == axes && p->staged.counted) dt_vec_push(&in, w->piece[*k]);
       }
     }
     dt_val s = sum_of_squares(w, &to, in.p, in.n);
@@ -364,6 +371,21 @@ static void bury(work *w) {
   free(used);
 }
 
+static void list_members(work *w) {
+  const dt_graph *g = w->g;
+  w->member = dt_xalloc(sizeof(int) * (size_t)(w->np + 1));
+  w->begin = dt_xalloc(sizeof(int) * (size_t)(w->l->nbucket + 2));
+  int *end = w->begin + 1; /* counts, then where the next member goes, and so the beginning of the next bucket */
+  for (int i = 0; i < w->np; i++)
+    if (g->param.p[i].stored.bucket >= 0) end[g->param.p[i].stored.bucket]++;
+  for (int b = 0, at = 0; b < w->l->nbucket; b++) {
+    int n = end[b];
+    end[b] = at, at += n;
+  }
+  for (int i = 0; i < w->np; i++)
+    if (g->param.p[i].stored.bucket >= 0) w->member[end[g->param.p[i].stored.bucket]++] = i;
+}
+
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   DT_TRY(dt_layout_make(g, s, l, e));
   work w = {.g = g, .s = s, .l = l, .np = g->param.n, .nv = g->val.n, .nn = g->node.n};
@@ -377,6 +399,7 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   w.flat = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1));
   for (int b = 0; b < l->nbucket; b++) w.flat[b] = -1;
   for (int i = 0; i < w.np; i++) w.grad[i] = w.piece[i] = -1;
+  list_members(&w);
   shard_parameters(&w);
   bool grads = false;
   for (int i = 0; i < w.np; i++) grads |= g->param.p[i].grad >= 0;
@@ -396,7 +419,7 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     bury(&w);
     settle(&w);
   }
-  free(w.whole), free(w.grad), free(w.piece), free(w.gone), free(w.flat);
+  free(w.whole), free(w.grad), free(w.piece), free(w.gone), free(w.flat), free(w.member), free(w.begin);
   DT_TRY(st);
   DT_TRY(dt_graph_sort(g, e));
   for (dt_nid i = 0; i < g->node.n; i++)

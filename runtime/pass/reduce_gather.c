@@ -35,10 +35,8 @@ static dt_val part_of(const work *w, dt_build *at, const dt_param *p, dt_val buc
 
 /* What the verb made of a bucket's shares becomes its parameters. */
 static void take_over(const work *w, dt_build *at, int b, dt_val whole) {
-  for (int i = 0; i < w->np; i++) {
-    const dt_param *p = &w->g->param.p[i];
-    if (p->stored.bucket == b) dt_build2(at, DT_OP_assign, w->whole[i], part_of(w, at, p, whole));
-  }
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++)
+    dt_build2(at, DT_OP_assign, w->whole[w->member[m]], part_of(w, at, &w->g->param.p[w->member[m]], whole));
 }
 
 dt_status dt_reduce_publish(work *w, dt_err *e) {

@@ -146,6 +146,8 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
 static void finish(shard *h) {
   dt_graph *g = h->w->g;
   dt_build at = dt_build_at(g, DT_UPD);
+  dt_val *instead = dt_xalloc(sizeof *instead * (size_t)h->w->nv); /* of a reduction's result */
+  for (int v = 0; v < h->w->nv; v++) instead[v] = -1;
   for (int a = 0; a < h->totals.n; a++) {
     int axes = h->totals.p[a].axes, n = 0;
     if (!axes) continue;
@@ -167,13 +169,12 @@ static void finish(shard *h) {
         double count = (double)dt_numel(&g->param.p[h->of[r.in[0]]].whole); /* without padding, which is zero */
         v = dt_build2(&at, DT_OP_mul, v, dt_build_scalar(&at, 1 / count, DT_F32));
       }
-      v = dt_build_cast(&at, v, dt_type_of(g, r.out[0])->dtype);
-      for (dt_nid j = 0; j < h->w->nn; j++)
-        for (int k = 0; k < g->node.p[j].nin; k++)
-          if (g->node.p[j].in[k] == r.out[0]) g->node.p[j].in[k] = v;
+      instead[r.out[0]] = dt_build_cast(&at, v, dt_type_of(g, r.out[0])->dtype);
       g->node.p[i].flags |= DT_NODE_DEAD;
     }
   }
+  dt_edit_replace(g, 0, h->w->nn, instead, h->w->nv);
+  free(instead);
 }
 
 dt_status dt_reduce_shard(work *w, dt_err *e) {

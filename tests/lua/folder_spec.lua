@@ -64,6 +64,21 @@ describe("a folder that holds another run's checkpoints", function()
     assert.are.equal("./notes.txt\n./run.json\n./step-00000001/manifest.json\n./step-00000001/model.safetensors\n"
       .. "./step-00000001/optim.safetensors\n", support.list(dir .. "/ck"))
   end)
+  it("is kept aside by --overwrite until the new run has a checkpoint", function()
+    local dir = fresh({ checkpoint = "nil" }, "--out out")
+    local old, checkpoints = support.read(dir .. "/out/metrics.jsonl"), support.list(dir .. "/out/checkpoints"):gsub("./run.json\n", "")
+    put(dir, { checkpoint = '{ dir = "out/checkpoints", every = 10000000 }', steps = "100000000" })
+    sh(dir, ([[%s a.lua --quiet --out out --overwrite & pid=$!
+      for i in $(seq 100); do [ -s out/metrics.jsonl ] && grep -q '"step":5' out/metrics.jsonl && break; sleep 0.05; done
+      kill -9 $pid; wait $pid; true]]):format(support.dtrain))
+    assert.are.equal(checkpoints, support.list(dir .. "/out/checkpoints/replaced"))
+    assert.are.equal(old, support.read(dir .. "/out/replaced/metrics.jsonl"))
+    assert.are.equal(0, (support.sh(("mv out/checkpoints/replaced/step-00000004 old && %s a.lua --quiet --resume old --resume-with script --steps 5 "
+      .. "--out new"):format(support.dtrain), { dir = dir }))) -- it is whole
+    assert.are.equal(0, (run(dir, "--out out --overwrite --steps 3")))
+    assert.is_nil(support.list(dir .. "/out"):find "replaced")
+    assert.are.same({ 1, 2, 3 }, support.metric(dir .. "/out/metrics.jsonl", "step"))
+  end)
   it("goes on from --resume auto, from the folder's own name, and with --out from the run's", function()
     local dir = fresh()
     assert.are.equal(0, (run(dir, "--resume auto --steps 5")))
