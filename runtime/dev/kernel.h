@@ -81,7 +81,7 @@ typedef struct dt_tick {
   int64_t nsample;
 } dt_tick;
 
-#define DT_MAX_IN 64        /* of a fused program */
+#define DT_MAX_IN 64      /* of a fused program */
 #define DT_MANY (1 << 24) /* inputs of an op that takes a list */
 #define DT_MAX_OUT 8
 enum { DT_CALL_ACC0 = 1 /* add to output o instead of overwriting it: DT_CALL_ACC0 << o. Ops with flag OP_ACC only */ };
