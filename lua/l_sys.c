@@ -267,7 +267,7 @@ static int l_script(lua_State *L) {
 static const char *mpi_plugin(void) {
   static char path[4096];
   dt_str tried = {0};
-  bool found = dt_comm_plugin(path, sizeof path, &tried);
+  bool found = dt_plugin_path(DT_MPI_PLUGIN, path, sizeof path, &tried);
   dt_str_free(&tried);
   return found ? path : NULL;
 }

@@ -66,7 +66,13 @@ static dt_status share_buffers(dt_exec *x, dt_err *e) {
           if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
               v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
             continue;
-          DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
+          const dt_commjob j = {.kind = DT_CJ_ALL_REDUCE,
+                                .comm = c,
+                                .out = x->b[0].persist + v->addr,
+                                .n = dt_numel(&v->t),
+                                .dtype = v->t.dtype,
+                                .op = DT_AVG};
+          DT_TRY(dt_comm_on(x->compute, &j, e));
         }
     }
   return DT_OK;

@@ -14,6 +14,7 @@ function floor_of(dir) {
   if (dir ~ /^runtime\/base$/) return 0
   if (dir ~ /^runtime\/tensor$/) return 1
   if (dir ~ /^(runtime\/dev|kernels.*)$/) return 2
+  if (dir ~ /^runtime\/dev\/./) return 2.5 # plug-ins
   if (dir ~ /^runtime\/ir$/) return 3
   if (dir ~ /^runtime\/pass$/) return 4
   if (dir ~ /^runtime\/comm$/) return 5
