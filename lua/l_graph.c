@@ -305,7 +305,7 @@ static int g_unclipped(lua_State *L) {
     dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
   dt_val grad = p->grad;
   for (int i = 0; i < b->g->hyper.n; i++)
-    if (b->g->hyper.p[i].kind == DT_HY_INV_COUNT)
+    if (b->g->hyper.p[i].kind == DT_HY_UNSCALE)
       return dtl_push_symbol(L, 1, dt_b2(b->g, DT_OP_mul, grad, dt_cast(b->g, b->g->hyper.p[i].val, DT_F32))), 1;
   dtl_fail(L, "%s: the graph has no count", fn);
 }
@@ -661,17 +661,28 @@ void dtl_open_graph(lua_State *L) {
                                 {"axes_size", l_axes_size},
                                 {"sample_axes", l_sample_axes},
                                 {NULL, NULL}};
-  static const luaL_Reg method[] = {{"input", g_input},         {"param", g_param},
-                                    {"buffer", g_buffer},       {"state", g_state},
-                                    {"hyper", g_hyper},         {"full", g_full},
-                                    {"output", g_output},       {"loss", g_loss},
-                                    {"assign", g_assign},       {"grad", g_grad},
-                                    {"grads", g_grads},         {"params", g_params},
-                                    {"count", g_count},         {"again", g_again},
-                                    {"meshed", g_meshed},       {"block", g_block},
-                                    {"blocks", g_blocks},       {"recompute", g_recompute},
-                                    {"between", g_between},     {"local_state", g_local_state},
-                                    {"unclipped", g_unclipped}, {"compile", dtl_compile},
+  static const luaL_Reg method[] = {{"input", g_input},
+                                    {"param", g_param},
+                                    {"buffer", g_buffer},
+                                    {"state", g_state},
+                                    {"hyper", g_hyper},
+                                    {"full", g_full},
+                                    {"output", g_output},
+                                    {"loss", g_loss},
+                                    {"assign", g_assign},
+                                    {"grad", g_grad},
+                                    {"grads", g_grads},
+                                    {"params", g_params},
+                                    {"count", g_count},
+                                    {"again", g_again},
+                                    {"meshed", g_meshed},
+                                    {"block", g_block},
+                                    {"blocks", g_blocks},
+                                    {"recompute", g_recompute},
+                                    {"between", g_between},
+                                    {"local_state", g_local_state},
+                                    {"unclipped", g_unclipped},
+                                    {"compile", dtl_compile},
                                     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
   dtl_class(L, DTL_GRAPH, method, graph_gc);

@@ -34,6 +34,7 @@ void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g); /* an err
 const char *dtl_axes_of(lua_State *L, const dt_graph *g); /* names of the mesh's axes, for a message; on the stack */
 extern const luaL_Reg dtl_place_methods[];                /* of graphs: what strategies say of them (l_place.c) */
 
+void dtl_push_node(lua_State *L, const dt_graph *g, dt_nid i); /* an entry of g:nodes() on top of the stack */
 void dtl_push_axes(lua_State *L, const dt_mesh *m,
                    int axes); /* the names of these axes (bits): a list on top of the stack */
 /* A list of { name =, size =, splits = } at stack index i. */
@@ -41,9 +42,9 @@ void dtl_read_mesh(lua_State *L, int i, dt_mesh *m);
 int dtl_compile(lua_State *L); /* g:compile{...} */
 typedef struct dtl_verbs {     /* l_verbs.c */
   lua_State *L;
-  dtl_graph *box;                                           /* at stack index 1 */
-  int place, placed, update, keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
-  bool failed;                                              /* one raised an error */
+  dtl_graph *box;                                                 /* at stack index 1 */
+  int place, rule, placed, update, keep, buckets, reduce, gather; /* stack indices of the functions, 0: none */
+  bool failed;                                                    /* one raised an error */
 } dtl_verbs;
 void dtl_verbs_give(dtl_verbs *c, dt_verbs *out); /* c must outlive out */
 

@@ -212,43 +212,50 @@ static void push_attrs(lua_State *L, const dt_node *n) {
   }
 }
 
-/* g:nodes() -> list of { index =, op =, attrs = by name, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the first output, heads = {
- * queries, keys } of attention, placed = whether it was said where it lies } */
-static int g_nodes(lua_State *L) {
-  dtl_graph *b = dtl_look_at(L, "graph:nodes");
-  lua_createtable(L, b->g->node.n, 0);
-  for (int i = 0; i < b->g->node.n; i++) {
-    const dt_node *n = &b->g->node.p[i];
-    const dt_value *v = &b->g->val.p[n->out[0]];
-    lua_createtable(L, 0, 7);
-    dtl_set_int(L, "index", i + 1);
-    dtl_set_text(L, "op", dt_op(n->op)->name);
-    push_attrs(L, n);
-    lua_setfield(L, -2, "attrs");
-    lua_createtable(L, n->nin, 0);
-    for (int k = 0; k < n->nin; k++) {
-      lua_pushinteger(L, b->g->val.p[n->in[k]].node + 1);
+void dtl_push_node(lua_State *L, const dt_graph *g, dt_nid i) {
+  const dt_node *n = &g->node.p[i];
+  const dt_value *v = &g->val.p[n->out[0]];
+  lua_createtable(L, 0, 7);
+  dtl_set_int(L, "index", i + 1);
+  dtl_set_text(L, "op", dt_op(n->op)->name);
+  push_attrs(L, n);
+  lua_setfield(L, -2, "attrs");
+  lua_createtable(L, n->nin, 0);
+  for (int k = 0; k < n->nin; k++) {
+    lua_pushinteger(L, g->val.p[n->in[k]].node + 1);
+    lua_rawseti(L, -2, k + 1);
+  }
+  lua_setfield(L, -2, "inputs");
+  if (n->op == DT_OP_attention) {
+    lua_createtable(L, 2, 0);
+    for (int k = 0; k < 2; k++) {
+      lua_pushinteger(L, dt_type_of(g, n->in[k])->dim[n->a.attention.bthd ? 2 : 1]);
       lua_rawseti(L, -2, k + 1);
     }
-    lua_setfield(L, -2, "inputs");
-    if (n->op == DT_OP_attention) {
-      lua_createtable(L, 2, 0);
-      for (int k = 0; k < 2; k++) {
-        lua_pushinteger(L, dt_type_of(b->g, n->in[k])->dim[n->attr[2].i ? 2 : 1]);
-        lua_rawseti(L, -2, k + 1);
-      }
-      lua_setfield(L, -2, "heads");
-    }
-    if (dt_op(n->op)->flags & OP_LEAF && v->name) dtl_set_text(L, "name", v->name);
-    dtl_push_shape(L, &v->t);
-    lua_setfield(L, -2, "shape");
-    for (int k = 0; n->op == DT_OP_param && k < b->g->param.n; k++)
-      if (b->g->param.p[k].val == n->out[0] && b->g->param.p[k].placed) dtl_set_bool(L, "placed", true);
+    lua_setfield(L, -2, "heads");
+  }
+  if (dt_op(n->op)->flags & OP_LEAF && v->name) dtl_set_text(L, "name", v->name);
+  dtl_push_shape(L, &v->t);
+  lua_setfield(L, -2, "shape");
+}
+
+/* g:nodes() -> list of { index =, op =, attrs = by name, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the
+ * first output, heads = { queries, keys } of attention, placed = whether it was said where a parameter lies } */
+static int g_nodes(lua_State *L) {
+  const dt_graph *g = dtl_look_at(L, "graph:nodes")->g;
+  lua_createtable(L, g->node.n, 0);
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    dtl_push_node(L, g, i);
     lua_rawseti(L, -2, i + 1);
+  }
+  for (int k = 0; k < g->param.n; k++) {
+    if (!g->param.p[k].placed) continue;
+    lua_rawgeti(L, -1, g->val.p[g->param.p[k].val].node + 1);
+    dtl_set_bool(L, "placed", true);
+    lua_pop(L, 1);
   }
   return 1;
 }
 
 const luaL_Reg dtl_place_methods[] = {{"place", g_place},   {"placed", g_placed}, {"replace", g_replace},
-                                      {"settle", g_settle}, {"nodes", g_nodes},
-                                      {NULL, NULL}};
+                                      {"settle", g_settle}, {"nodes", g_nodes},   {NULL, NULL}};

@@ -109,7 +109,7 @@ static void check_options(lua_State *L, const char *fn, const dt_spec *s, int wi
 }
 
 /* g:compile{ train =, precision =, rows =, mesh =, rank =, threads =, clip =, clip_value =, layout = plan, ranks =, optimizer = name, replicas =
- * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, place, placed, update, keep, buckets,
+ * "equal" | "differ" | "alone", wire = dtype of gradients, bucket_mb =, first_bucket_mb =, by_registration =, place, rule, placed, update, keep, buckets,
  * reduce, gather = functions that answer the driver's questions (l_verbs.c), stages = { place = core.stages(...), where =, starts = lists of parameter
  * names or nil, schedules = list } } -> plan. The graph stays as it was traced, and can be compiled for other options, ranks and meshes. */
 int dtl_compile(lua_State *L) {
@@ -130,9 +130,9 @@ int dtl_compile(lua_State *L) {
            {"clip", 'f', &clip, NULL}, {"clip_value", 'f', &clip_value, NULL}, {"layout", 'v', &layout, NULL},
            {"ranks", 'i', &ranks, NULL}, {"by_registration", 'b', &registration, NULL},
            {"optimizer", 's', &optimizer, NULL}, {"replicas", 's', &replicas, NULL}, {"place", 'v', &verbs.place, NULL},
-           {"placed", 'v', &verbs.placed, NULL}, {"update", 'v', &verbs.update, NULL}, {"keep", 'v', &verbs.keep, NULL},
-           {"buckets", 'v', &verbs.buckets, NULL}, {"reduce", 'v', &verbs.reduce, NULL},
-           {"gather", 'v', &verbs.gather, NULL}, {"stages", 'v', &stages, NULL});
+           {"rule", 'v', &verbs.rule, NULL}, {"placed", 'v', &verbs.placed, NULL}, {"update", 'v', &verbs.update, NULL},
+           {"keep", 'v', &verbs.keep, NULL}, {"buckets", 'v', &verbs.buckets, NULL},
+           {"reduce", 'v', &verbs.reduce, NULL}, {"gather", 'v', &verbs.gather, NULL}, {"stages", 'v', &stages, NULL});
   dt_mesh m = mesh_of(L, fn, b, mesh);
   int size = dt_mesh_ranks(&m);
   if (ranks && ranks != size)
@@ -334,6 +334,27 @@ static int p_passes(lua_State *L) {
   return 1;
 }
 
+/* plan:gathered() -> list of { op =, line = "file:line", axis =, dim =, bytes = }: divided inputs that no placement rule has a use for, so that
+ * they are gathered in each microbatch */
+static int p_gathered(lua_State *L) {
+  const dt_graph *g = dtl_check_plan(L, "plan:gathered", 0, 1)->p->g;
+  lua_createtable(L, g->gathered.n, 0);
+  for (int i = 0; i < g->gathered.n; i++) {
+    const dt_gathered *x = &g->gathered.p[i];
+    lua_createtable(L, 0, 5);
+    dtl_set_text(L, "op", x->op);
+    dtl_set_text(L, "axis", g->mesh.name[x->axis]);
+    dtl_set_int(L, "dim", x->dim);
+    dtl_set_int(L, "bytes", x->bytes);
+    if (x->file) {
+      lua_pushfstring(L, "%s:%d", x->file, x->line);
+      lua_setfield(L, -2, "line");
+    }
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
 void dtl_open_plan(lua_State *L) {
   static const luaL_Reg method[] = {{"text", p_text},
                                     {"collectives", p_collectives},
@@ -345,6 +366,7 @@ void dtl_open_plan(lua_State *L) {
                                     {"outputs", p_outputs},
                                     {"recomputed", p_recomputed},
                                     {"passes", p_passes},
+                                    {"gathered", p_gathered},
                                     {NULL, NULL}};
   dtl_class(L, DTL_PLAN, method, plan_gc);
 }

@@ -36,6 +36,8 @@ static void push_parameters(lua_State *L, const dt_graph *g, int bucket) {
 /* Under pcall: (ctx, call) -> what the verb's C side reads. */
 typedef struct verb_call {
   dtl_verbs *c;
+  dt_ruling *ruling;
+  dt_graph *ruled; /* rule: the graph that is being placed */
   int fn, bucket, axes;
   dt_val in, out;
   const dt_graph *g; /* keep and buckets: the graph as it is */
@@ -160,6 +162,60 @@ static int group_buckets(lua_State *L) { /* fn(list of { name =, shape =, bytes 
   return 0;
 }
 
+/* Where a value lies, as the verb rule sees it: "R", "S(dim)", or "S(dim) by segments" where each segment of the dim is cut for itself. */
+static void push_place(lua_State *L, const dt_place *p) {
+  if (p->kind == DT_S) lua_pushfstring(L, p->segs ? "S(%d) by segments" : "S(%d)", p->dim);
+  else lua_pushliteral(L, "R");
+}
+
+/* Lists of one number for each of n values: 0 and more are dims that are divided, -1 is R, -2 is P. */
+static void read_places(lua_State *L, int i, int n, dt_place *to) {
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, i, k + 1);
+    int64_t d = lua_tointeger(L, -1);
+    to[k] = (dt_place){.kind = d >= 0 ? DT_S : d == -1 ? DT_R : DT_P, .dim = d >= 0 ? (uint8_t)d : 0};
+    lua_pop(L, 1);
+  }
+}
+
+static void push_shapes(lua_State *L, const dt_type *t, int n) {
+  lua_createtable(L, n, 0);
+  for (int k = 0; k < n; k++) {
+    dtl_push_shape(L, &t[k]);
+    lua_rawseti(L, -2, k + 1);
+  }
+}
+
+/* fn(entry of g:nodes() with lies, shapes and results, axis, its ranks) -> nothing, or places of the inputs and of the outputs, and where the rule
+ * stands: checked by stdlib/strategy/rule.lua */
+static int rule_node(lua_State *L) {
+  verb_call *v = lua_touserdata(L, 1);
+  dt_ruling *r = v->ruling;
+  dt_graph *g = v->ruled;
+  const dt_node *n = &g->node.p[r->node];
+  lua_settop(L, 2);
+  dtl_push_node(L, g, r->node);
+  lua_createtable(L, n->nin, 0);
+  for (int k = 0; k < n->nin; k++) {
+    push_place(L, &r->in[k]);
+    lua_rawseti(L, -2, k + 1);
+  }
+  lua_setfield(L, -2, "lies");
+  push_shapes(L, r->in_t, n->nin);
+  lua_setfield(L, -2, "shapes");
+  push_shapes(L, r->out_t, n->nout);
+  lua_setfield(L, -2, "results");
+  lua_pushstring(L, g->mesh.name[r->axis]);
+  lua_pushinteger(L, g->mesh.size[r->axis]);
+  lua_call(L, 3, 3);
+  if (lua_isnil(L, 2)) return 0;
+  read_places(L, 2, n->nin, r->want);
+  read_places(L, 3, n->nout, r->out);
+  r->where = dt_arena_strdup(&g->mem, lua_tostring(L, 4));
+  r->known = true;
+  return 0;
+}
+
 /* Calls f under pcall with v, the verb's function and the graph. */
 static dt_status ask(dtl_verbs *c, lua_CFunction f, verb_call *v, dt_err *e) {
   lua_State *L = c->L;
@@ -238,10 +294,16 @@ static dt_status ask_buckets(void *ctx, const dt_graph *g, dt_ready *list, int n
   verb_call v = {.c = c, .fn = c->buckets, .g = g, .list = list, .n = n};
   return ask(c, group_buckets, &v, e);
 }
+static dt_status ask_rule(void *ctx, dt_graph *g, dt_ruling *r, dt_err *e) {
+  dtl_verbs *c = ctx;
+  verb_call v = {.c = c, .fn = c->rule, .ruling = r, .ruled = g};
+  return ask(c, rule_node, &v, e);
+}
 
 void dtl_verbs_give(dtl_verbs *c, dt_verbs *out) {
   out->ctx = c;
   out->ask = ask_question;
+  out->rule = c->rule ? ask_rule : NULL;
   out->keep = c->keep ? ask_keep : NULL;
   out->buckets = c->buckets ? ask_buckets : NULL;
   out->reduce = c->reduce ? ask_reduce : NULL;

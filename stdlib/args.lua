@@ -85,6 +85,7 @@ return function(spec)
     i = i + 1
   end
   cli.words = rest
+  for name, v in util.sorted(out) do cli.chosen[name] = v end
   return setmetatable(out, { __index = function(_, key)
     local known = util.map(rows, function(row) return row.name end)
     util.fail("the script's dt.args has no '%s'; %s", tostring(key), util.suggest(tostring(key), known))

@@ -6,6 +6,7 @@ local cli = {
   words = nil,     -- words after the script that nobody has taken yet; nil: not started by the program dtrain
   given = {},      -- dtrain's options by name
   declared = {},   -- names that the script declared, in order
+  chosen = {},     -- their values: name -> what the script got
   verb = "run",
 }
 

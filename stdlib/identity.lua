@@ -1,6 +1,8 @@
 -- What makes a run the run that it is, as texts: a checkpoint keeps them and a resume compares them; all ranks compare these and
 -- whatever else decides a run before the first step.
+local cli = require "dtrain.cli"
 local core = require "dtrain.core"
+local sources = require "dtrain.sources"
 local util = require "dtrain.util"
 
 local M = {}
@@ -9,10 +11,7 @@ local M = {}
 local function text(v)
   if type(v) == "number" then return math.type(v) == "integer" and ("%d"):format(v) or ("%.9g"):format(v) end
   if type(v) == "string" then return v end
-  if type(v) == "function" then
-    local i = debug.getinfo(v, "S") -- the script's own hash tells what it does
-    return ("function of line %d"):format(i.linedefined)
-  end
+  if type(v) == "function" then return sources.of(v) end
   local meta = getmetatable(v)
   if type(meta) == "table" and meta.__name then return meta.__name end
   if type(v) == "boolean" or v == nil then return tostring(v) end
@@ -22,14 +21,18 @@ local function text(v)
   return "{ " .. table.concat(parts, ", ") .. " }"
 end
 
--- A data set by its form and by some of its values. The samples of a script's own function are not asked for: they may cost, or
--- differ each time.
+local LOOKS = 64 -- samples of a data set whose values are compared
+
+-- A data set by its form, and by the values of samples all over it. Those of a script's own function are not asked for, as they may cost,
+-- or differ each time: its text stands for them.
 local function data_text(set)
-  local out = tostring(set)
-  if set.kind == "from" or set:count() == 0 then return out end
-  local hashes, n = {}, set:count()
-  for _, at in ipairs { 0, n // 2, n - 1 } do
-    for _, t in util.sorted(set.core:get(at)) do hashes[#hashes + 1] = core.hash(t) end
+  local out, n = tostring(set) .. (set.about and ", " .. set.about or ""), set:count()
+  if set.kind == "from" or n == 0 then return out end
+  local hashes, last = {}
+  for i = 0, LOOKS - 1 do
+    local at = i * (n - 1) // (LOOKS - 1)
+    for _, t in util.sorted(at ~= last and set.core:get(at) or {}) do hashes[#hashes + 1] = core.hash(t) end
+    last = at
   end
   return ("%s, contents %s"):format(out, core.hash(table.concat(hashes)))
 end
@@ -53,23 +56,17 @@ local function schedule_text(job, steps)
   return table.concat(out, " ")
 end
 
-local function script_text()
-  local path = core.script()
-  local file = path and io.open(path, "rb")
-  if not file then return "none" end
-  local source = file:read "a"
-  file:close()
-  return source and core.hash(source) or "none"
-end
-
---- What defines a run: { name = text }. `name`s are what --resume-with takes.
+--- What defines a run: { name = text }. `name`s are what --resume-with takes; an option of the script's own, which was given to this start,
+--- is "option " and its name, and may differ.
 function M.defines(job, steps)
-  return {
+  local out = {
     seed = text(job.run_seed), batch = text(job.batch.global), data = data_text(job.data.train),
     optimizer = optimizer_text(job.optimizer), schedule = schedule_text(job, steps),
     precision = job.precision .. (job.precision == "f16" and " " .. text(job.scaling) or ""), clip = text(job.clip),
-    script = script_text(), dtrain = core.version().version,
+    script = sources.text(), dtrain = core.version().version,
   }
+  for name, v in util.sorted(cli.chosen) do out["option " .. name] = text(v) end
+  return out
 end
 
 --- All that decides a run, one "name = text" a line, for all ranks to compare.
@@ -89,19 +86,19 @@ end
 --- Compares a checkpoint's run with this one. given: of --resume-with, names that may differ, "all", or nil. An error names the first
 --- difference with both sides; returns notes about the differences that were asked for.
 function M.compare(engine, meta, given)
-  local allowed, notes, names = {}, {}, util.keys(engine.defines)
+  local allowed, notes, names = {}, {}, util.filter(util.keys(engine.defines), function(name) return not name:find "^option " end)
   for name in (given or ""):gmatch "[^,%s]+" do
-    if name ~= "all" and not engine.defines[name] then
+    if name ~= "all" and not util.contains(names, name) then
       error(("dtrain: --resume-with %s is unknown; %s"):format(name, util.suggest(name, names)), 0)
     end
     allowed[name] = true
   end
   local before = meta.defines
   if not next(before) then before = { seed = text(meta.seed) } end -- written before checkpoints told more
-  for _, name in ipairs(names) do
-    local was, is = before[name], engine.defines[name]
+  for name, is in util.sorted(engine.defines) do
+    local was = before[name]
     if was and was ~= is then
-      if not (allowed[name] or allowed.all) then
+      if not (allowed[name] or allowed.all or name:find "^option ") then
         util.fail_at(engine.job.where, "the checkpoint %s was written with %s = %s; this run has %s = %s. Give it as it was, or say "
           .. "that it changes: --resume-with %s", meta.path, name, was, name, is, name)
       end

@@ -101,7 +101,7 @@ void dt_str_free(dt_str *s);
 /* ---- hashing (xxHash, XXH3 64 bits) ---- */
 uint64_t dt_hash(const void *p, size_t n, uint64_t seed);
 
-/* ---- nearest known name, for messages: NULL when nothing is close. `names` has n entries ---- */
+/* ---- nearest known name, for messages: NULL when nothing is close (more than a third of the letters differ). `names` has n entries ---- */
 const char *dt_nearest(const char *word, const char *const *names, int n);
 
 /* ---- log: errors and warnings on stderr, once set up with rank; levels 0 quiet, 1 normal, 2 verbose ---- */

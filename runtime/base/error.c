@@ -93,7 +93,7 @@ static int edit_distance(const char *a, const char *b) {
 
 const char *dt_nearest(const char *word, const char *const *names, int n) {
   const char *best = NULL;
-  int limit = (int)strlen(word) / 3 + 1, best_d = limit + 1;
+  int letters = (int)strlen(word), limit = letters < 2 ? 1 : (letters + 1) / 3, best_d = limit + 1;
   for (int i = 0; i < n; i++) {
     int d = edit_distance(word, names[i]);
     if (d < best_d && d < (int)strlen(names[i])) best_d = d, best = names[i];

@@ -50,6 +50,7 @@ struct dt_comm {
   bool oversubscribed; /* more ranks than cores on this host: waits yield */
   bool planned;        /* the call in progress is one of a plan that the ranks have compared (job.c) */
   dt_fabric *fabric;   /* its counterpart for memory of the device, owned by it; NULL: none is open */
+  int64_t unplanned;   /* collectives so far that were of none */
 };
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e);

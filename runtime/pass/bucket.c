@@ -179,6 +179,29 @@ static bool in_slot(const dt_graph *g, dt_val v, const dt_param *p, const buffer
   return false;
 }
 
+/* An element of a buffer, and the parameter that it belongs to. */
+typedef struct address {
+  int64_t at;
+  int param;
+} address;
+static int by_address(const void *a, const void *b) {
+  const address *x = a, *y = b;
+  return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The parameters that have something to update, by flat offset; *n: how many. */
+static int *by_flat(const dt_graph *g, int *n) {
+  address *at = dt_xalloc(sizeof *at * (size_t)(g->param.n + 1));
+  int *order = dt_xalloc(sizeof *order * (size_t)(g->param.n + 1));
+  *n = 0;
+  for (int i = 0; i < g->param.n; i++)
+    if (g->param.p[i].own_len) at[(*n)++] = (address){g->param.p[i].flat, i};
+  qsort(at, (size_t)*n, sizeof *at, by_address);
+  for (int k = 0; k < *n; k++) order[k] = at[k].param;
+  free(at);
+  return order;
+}
+
 /* Neighbouring parameters of one bucket with the same optimizer program: one node over their range. */
 static void merge_updates(dt_graph *g, const int *order, int np, const buffers *base) {
   int nv = g->val.n;
@@ -187,14 +210,19 @@ static void merge_updates(dt_graph *g, const int *order, int np, const buffers *
   dt_nid *up = dt_xalloc(sizeof(dt_nid) * (size_t)(g->param.n + 1));
   dt_val root0 = g->param.n ? g->val.p[g->param.p[0].val].root : -1;
   for (int i = 0; i < g->param.n; i++) up[i] = -1;
+  address *at = dt_xalloc(sizeof *at * (size_t)(np + 1));
+  for (int k = 0; k < np; k++) at[k] = (address){at_parameters(base, &g->param.p[order[k]]), order[k]};
+  qsort(at, (size_t)np, sizeof *at, by_address);
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if ((n->flags & DT_NODE_DEAD) || n->op != DT_OP_fused || n->phase != DT_UPD) continue;
-    for (int o = 0; o < n->nout; o++)
-      if (g->val.p[n->out[o]].root == root0)
-        for (int p = 0; p < np; p++)
-          if (in_slot(g, n->out[o], &g->param.p[order[p]], base)) up[order[p]] = i;
+    for (int o = 0; o < n->nout; o++) {
+      const dt_value *x = &g->val.p[n->out[o]];
+      const address want = {x->offset, 0}, *p = bsearch(&want, at, (size_t)np, sizeof *at, by_address);
+      if (x->root == root0 && p && in_slot(g, n->out[o], &g->param.p[p->param], base)) up[p->param] = i;
+    }
   }
+  free(at);
   for (int a = 0, b; a < np; a = b) {
     const dt_param *pa = &g->param.p[order[a]];
     b = a + 1;
@@ -291,14 +319,7 @@ dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_e
   for (int i = 0; i < np; i++)
     if (g->param.p[i].nstate > nstate) nstate = g->param.p[i].nstate;
 
-  int *order = dt_xalloc(sizeof(int) *
-                         (size_t)(np + 1)); /* parameters by flat offset, those with something to update */
-  for (int i = 0; i < np; i++) {
-    if (!g->param.p[i].own_len) continue;
-    int j = nown++;
-    for (; j && g->param.p[order[j - 1]].flat > g->param.p[i].flat; j--) order[j] = order[j - 1];
-    order[j] = i;
-  }
+  int *order = by_flat(g, &nown);
   int *nuse = dt_xalloc(sizeof(int) * (size_t)(n0 + 1));
   for (dt_nid i = 0; i < g->node.n; i++)
     for (int k = 0; k < g->node.p[i].nin; k++) nuse[g->node.p[i].in[k]]++;

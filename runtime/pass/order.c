@@ -55,63 +55,122 @@ static bool urgent(const dt_node *n) {
          n->op == DT_OP_accum_grad || n->op == DT_OP_pack;
 }
 
-dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
-  int n = g->node.n;
-  DT_VEC(dt_nid) from = {0}, to = {0}; /* edges */
-  for (dt_nid i = 0; i < n; i++) {
-    const dt_node *x = &g->node.p[i];
-    if (x->flags & DT_NODE_DEAD) continue;
-    for (int k = 0; k < x->nin; k++) {
-      dt_vec_push(&from, g->val.p[x->in[k]].node);
-      dt_vec_push(&to, i);
-    }
-  }
-  /* in-place writers of a leaf come after the readers of its old value. Chain the nodes that touch a root: several
-   * writers of one root (ranges of a flat buffer) only wait for readers that overlap; whole leaves in practice */
-  dt_nid *writer = dt_xalloc(sizeof(dt_nid) * (size_t)(g->val.n + 1));
-  dt_val *link = dt_xalloc(sizeof(dt_val) * (size_t)(g->val.n + 1));
-  for (int v = 0; v < g->val.n; v++) writer[v] = -1, link[v] = -1;
-  for (dt_nid i = 0; i < n; i++) {
+/* ---- what must run before what ---- */
+typedef struct edges {
+  DT_VEC(dt_nid) from, to;
+} edges;
+static void add_edge(edges *d, dt_nid from, dt_nid to) {
+  dt_vec_push(&d->from, from);
+  dt_vec_push(&d->to, to);
+}
+
+/* A value written into the memory of a leaf: elements begin..end - 1. The writers of all leaves are one list, sorted by root and begin; `most` is the
+ * largest end of a subtree, where the subtree of lo..hi - 1 has its middle as its head and the two halves below. */
+typedef struct writer {
+  dt_val root, val;
+  int64_t begin, end, most;
+} writer;
+static int by_root_and_begin(const void *a, const void *b) {
+  const writer *x = a, *y = b;
+  if (x->root != y->root) return x->root - y->root;
+  return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->val - y->val;
+}
+static int64_t set_most(writer *w, int lo, int hi) {
+  if (lo >= hi) return INT64_MIN;
+  int mid = (lo + hi) / 2;
+  int64_t most = w[mid].end, l = set_most(w, lo, mid), r = set_most(w, mid + 1, hi);
+  if (l > most) most = l;
+  if (r > most) most = r;
+  return w[mid].most = most;
+}
+
+/* The writers of leaves; span: [values + 1] those of root r are w[span[r]] .. w[span[r + 1] - 1]. */
+static writer *find_writers(const dt_graph *g, int *span) {
+  DT_VEC(writer) w = {0};
+  for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *x = &g->node.p[i];
     if ((x->flags & DT_NODE_DEAD) || (dt_op(x->op)->flags & (OP_LEAF | OP_VIEW))) continue;
     for (int o = 0; o < x->nout; o++) {
       dt_val v = x->out[o], r = g->val.p[v].root;
       if (r == v || !(dt_op(g->node.p[g->val.p[r].node].op)->flags & OP_LEAF)) continue;
-      link[v] = writer[r] < 0 ? -1 : writer[r];
-      writer[r] = v; /* head of the list of written values of this root */
+      const dt_value *y = &g->val.p[v];
+      dt_vec_push(&w, ((writer){r, v, y->offset, y->offset + dt_numel(&y->t), 0}));
     }
   }
-  for (dt_nid i = 0; i < n; i++) {
+  if (w.n) qsort(w.p, (size_t)w.n, sizeof *w.p, by_root_and_begin);
+  for (int v = 0, k = 0; v <= g->val.n; v++) {
+    span[v] = k;
+    while (k < w.n && w.p[k].root == v) k++;
+    if (v < g->val.n) set_most(w.p, span[v], k);
+  }
+  return w.p;
+}
+
+/* Node i reads elements begin..end - 1 of value v, a leaf's memory: it comes before those of w[lo] .. w[hi - 1] that write there, unless it is of a later
+ * phase and reads the new value. */
+static void before_writers(const dt_graph *g, edges *d, dt_nid i, dt_val v, int64_t begin, int64_t end, const writer *w,
+                           int lo, int hi) {
+  if (lo >= hi) return;
+  int mid = (lo + hi) / 2;
+  const writer *x = &w[mid];
+  if (x->most <= begin) return;
+  before_writers(g, d, i, v, begin, end, w, lo, mid);
+  if (end <= x->begin) return;
+  dt_nid by = g->val.p[x->val].node;
+  if (begin < x->end && by != i && x->val != v && g->val.p[v].node != by &&
+      when(g, &g->node.p[i]) <= when(g, &g->node.p[by]))
+    add_edge(d, i, by);
+  before_writers(g, d, i, v, begin, end, w, mid + 1, hi);
+}
+
+/* Is value v old, that is a leaf or a view of one and not what a writer made? */
+static bool is_old(const dt_graph *g, dt_val v) {
+  const dt_node *p = &g->node.p[g->val.p[v].node];
+  while ((dt_op(p->op)->flags & OP_VIEW) && p->nin) p = &g->node.p[g->val.p[p->in[0]].node];
+  return dt_op(p->op)->flags & OP_LEAF;
+}
+
+/* Producers come before users, and who reads a leaf's old value before those who write over it. Several nodes may write into one leaf, ranges of a flat
+ * buffer: each waits for the readers of its own range only. */
+static void find_edges(const dt_graph *g, edges *d) {
+  int *span = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  writer *w = find_writers(g, span);
+  for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *x = &g->node.p[i];
     if (x->flags & DT_NODE_DEAD) continue;
-    for (int k = 0; k < x->nin; k++) {
+    for (int k = 0; k < x->nin; k++) add_edge(d, g->val.p[x->in[k]].node, i);
+    for (int k = 0; k < x->nin && !(dt_op(x->op)->flags & OP_VIEW); k++) { /* a view is read by its users */
       const dt_value *u = &g->val.p[x->in[k]];
-      if (writer[u->root] < 0) continue;
-      int64_t ub = u->offset, ue = ub + 1; /* extent read */
-      for (int d = 0; d < u->t.nd; d++) ue += (u->t.dim[d] - 1) * u->stride[d];
-      for (dt_val w = writer[u->root]; w >= 0; w = link[w]) {
-        const dt_value *y = &g->val.p[w];
-        if (y->node == i || w == x->in[k] || g->val.p[x->in[k]].node == y->node) continue;
-        /* a value made by a writer (or a view of it) is the new one */
-        dt_nid p = u->node;
-        while ((dt_op(g->node.p[p].op)->flags & OP_VIEW) && g->node.p[p].nin) p = g->val.p[g->node.p[p].in[0]].node;
-        if (!(dt_op(g->node.p[p].op)->flags & OP_LEAF)) continue;
-        if (when(g, x) > when(g, &g->node.p[y->node])) continue; /* a later phase reads the new value */
-        if (ue <= y->offset || y->offset + dt_numel(&y->t) <= ub) continue;
-        dt_vec_push(&from, i);
-        dt_vec_push(&to, y->node);
-      }
+      if (span[u->root] == span[u->root + 1] || !is_old(g, x->in[k])) continue;
+      int64_t end = u->offset + 1;
+      for (int j = 0; j < u->t.nd; j++) end += (u->t.dim[j] - 1) * u->stride[j];
+      before_writers(g, d, i, x->in[k], u->offset, end, w, span[u->root], span[u->root + 1]);
     }
   }
-  free(writer);
-  free(link);
+  free(w), free(span);
+}
 
+/* Behind fuse, programs are merged as far as a rank's shares allow: the collectives of the update keep the order that all ranks have. */
+static void in_one_order(const dt_graph *g, edges *d) {
+  for (dt_nid i = 0, before = -1; i < g->node.n && g->level >= DT_FUSED; i++) {
+    const dt_node *x = &g->node.p[i];
+    if (x->flags & DT_NODE_DEAD || x->phase != DT_UPD || !(dt_op(x->op)->flags & OP_COMM)) continue;
+    if (before >= 0) add_edge(d, before, i);
+    before = i;
+  }
+}
+
+dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
+  int n = g->node.n;
+  edges d = {0};
+  find_edges(g, &d);
+  in_one_order(g, &d);
   int *deg = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *head = dt_xalloc(sizeof(int) * (size_t)(n + 2));
-  for (int i = 0; i < from.n; i++) deg[to.p[i]]++, head[from.p[i] + 1]++;
+  for (int i = 0; i < d.from.n; i++) deg[d.to.p[i]]++, head[d.from.p[i] + 1]++;
   for (int i = 0; i < n; i++) head[i + 1] += head[i];
-  dt_nid *adj = dt_xalloc(sizeof(dt_nid) * (size_t)(from.n + 1));
+  dt_nid *adj = dt_xalloc(sizeof(dt_nid) * (size_t)(d.from.n + 1));
   int *fill = dt_xalloc(sizeof(int) * (size_t)(n + 1));
-  for (int i = 0; i < from.n; i++) adj[head[from.p[i]] + fill[from.p[i]]++] = to.p[i];
+  for (int i = 0; i < d.from.n; i++) adj[head[d.from.p[i]] + fill[d.from.p[i]]++] = d.to.p[i];
   heap h = {dt_xalloc(sizeof(uint64_t) * (size_t)(n + 1)), dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1)), 0};
   dt_nid *place = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1)); /* new id */
   for (int i = 0; i < n; i++) place[i] = -1;
@@ -142,8 +201,8 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
     dt_edit_relist(g, sorted.p, sorted.n, place);
   }
   free(place);
-  dt_vec_free(&from);
-  dt_vec_free(&to);
+  dt_vec_free(&d.from);
+  dt_vec_free(&d.to);
   free(deg), free(head), free(adj), free(fill), free(h.key), free(h.id);
   return st;
 }
@@ -274,25 +333,26 @@ static bool overlap(const dt_graph *g, dt_val a, dt_val b) {
   return begin[0] < end[1] && begin[1] < end[0];
 }
 
-/* Work that can hide communication: the operations between a node and the first one of its segment that touches what it communicates. */
-static double hidden(const dt_graph *g, dt_nid i) {
+/* Is there enough work to hide communication in: operations between a node and the first one of its segment that touches what it communicates? */
+static bool hidden(const dt_graph *g, dt_nid i) {
   const dt_node *x = &g->node.p[i];
   dt_val in = g->val.p[x->in[0]].root, out = g->val.p[x->out[0]].root;
   double flops = 0;
-  for (dt_nid k = i + 1; k < g->node.n && segment(g, &g->node.p[k]) == segment(g, x); k++) {
+  int part = segment(g, x);
+  for (dt_nid k = i + 1; k < g->node.n && flops < OVERLAP_FLOPS && segment(g, &g->node.p[k]) == part; k++) {
     const dt_node *y = &g->node.p[k];
     if (dt_op(y->op)->flags & OP_VIEW || y->op == DT_OP_accum_grad || y->op == DT_OP_pack) continue;
     for (int j = 0; j < y->nin; j++) {
       dt_val r = g->val.p[y->in[j]].root;
-      if (r == out && overlap(g, y->in[j], x->out[0])) return flops;
+      if (r == out && overlap(g, y->in[j], x->out[0])) return false;
     }
     for (int o = 0; o < y->nout; o++) {
       dt_val r = g->val.p[y->out[o]].root;
-      if ((r == out && overlap(g, y->out[o], x->out[0])) || (r == in && overlap(g, y->out[o], x->in[0]))) return flops;
+      if ((r == out && overlap(g, y->out[o], x->out[0])) || (r == in && overlap(g, y->out[o], x->in[0]))) return false;
     }
     flops += dt_node_cost(g, k).flops;
   }
-  return flops;
+  return flops >= OVERLAP_FLOPS;
 }
 
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
@@ -304,7 +364,7 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
     dt_node *x = &g->node.p[i];
     x->order = i;
     if (!(dt_op(x->op)->flags & OP_COMM)) continue;
-    if (x->op == DT_OP_send || x->op == DT_OP_recv || hidden(g, i) < OVERLAP_FLOPS) x->flags |= DT_NODE_INLINE;
+    if (x->op == DT_OP_send || x->op == DT_OP_recv || !hidden(g, i)) x->flags |= DT_NODE_INLINE;
   }
   g->level = DT_ORDERED;
   return DT_OK;

@@ -23,6 +23,16 @@ typedef struct dt_ready {
   int64_t bytes;
   int bucket; /* answer: parameters of the same number travel together, lower numbers first; -1: by size */
 } dt_ready;
+/* A node on one axis, as the verb rule sees it. */
+typedef struct dt_ruling {
+  dt_nid node;
+  int axis;
+  const dt_type *in_t, *out_t; /* whole on this axis; axes before it have cut them */
+  const dt_place *in;          /* where inputs lie */
+  bool known;                  /* answer: a strategy has said where */
+  dt_place *want, *out;        /* answer: inputs must lie, and outputs then do */
+  const char *where;           /* answer: the rule's position; lives as long as the graph */
+} dt_ruling;
 /* What is asked at the boundary of a pass (passes.def). */
 typedef enum dt_question {
   DT_ASK_NONE,
@@ -30,8 +40,7 @@ typedef enum dt_question {
   DT_ASK_PLACED, /* this rank's graph, in its own shapes: what runs between steps */
   DT_ASK_UPDATE  /* with gradients: the optimizer, and what stands around it */
 } dt_question;
-/* What the strategies decide while a graph is compiled; each may be NULL, and then the default holds. They are called at the boundary
- * of a pass and never inside of one. A failure has its message in *e. */
+/* What the strategies decide while a graph is compiled; each may be NULL, and then the default holds. A failure has its message in *e. */
 typedef struct dt_verbs {
   void *ctx;
   /* may add to g and rewrite it; scaled (for DT_ASK_UPDATE): [g->param.n] the gradient that the optimizer sees, -1 for none */
@@ -44,10 +53,8 @@ typedef struct dt_verbs {
   dt_status (*reduce)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
   /* traced: a share, over `axes`, of a bucket's parameters becomes the whole bucket */
   dt_status (*gather)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
-  /* a placement rule for a node that divided inputs reach on an axis and for which the library has none: writes where inputs must lie and where
-   * outputs then do, and *known */
-  dt_status (*rule)(void *ctx, const dt_graph *g, dt_nid node, int axis, const dt_place *in, dt_place *want,
-                    dt_place *out, bool *known, dt_err *e);
+  /* how a node lies on an axis that cuts tensors, where a strategy says it instead of the library; asked while the place pass walks */
+  dt_status (*rule)(void *ctx, dt_graph *g, dt_ruling *r, dt_err *e);
   int64_t bucket_bytes, first_bucket_bytes; /* without the verb buckets */
   bool by_registration;                     /* ... in the parameters' order, not in that of their gradients */
   int wire;                                 /* dtype in which gradients travel without the verb reduce */
@@ -154,6 +161,8 @@ dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err
 dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);
 /* out: the layout that was made or followed (owned by the caller) */
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
+/* The step's loss and count, and the running statistics, of all ranks (g->total, and the buffers); gradients are divided by that count. */
+dt_status dt_pass_totals(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e);
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
 /* slot: [g->chunks] bytes of what a microbatch keeps from forward to backward, in region DT_REG_ACT; bytes leaves it out */

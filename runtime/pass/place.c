@@ -6,8 +6,8 @@
  * `place` that divides it. A replicated value that enters divided computing passes an `enter` node, whose gradient
  * is the all-reduce; at a parameter the reduction is left to the gradient's bucket (dt_param.partial). So grad, which comes next, needs to
  * know nothing of placements. Axes that divide samples or stages are not its business: a rank traces its own samples, stages are cut later.
- * Where the library's rule has no use for a divided input, the strategies' verb `rule` is asked; what nobody can use divided is gathered, and
- * dt_graph.gathered remembers it, for explain and check to say so.
+ * A strategy's verb `rule` goes before the op table's. What a rule can't use divided is gathered, and dt_graph.gathered remembers it, for
+ * explain and check to say so.
  * Method: GSPMD's propagation (Xu et al. 2021), forward only, with Megatron-LM's conjugate collectives (Shoeybi et al. 2019).
  *
  * Invariant: the rank's coordinates decide offsets only; the list of nodes is the same on every rank. */
@@ -30,6 +30,7 @@ typedef struct site {
   int late, late_dim, classes,
       rows; /* as in dt_place_ctx; the axis that divides classes, -1: none; axes that divide rows */
   char where[300];
+  const char *rule; /* position of a strategy's rule that has placed it, or NULL */
 } site;
 
 static void site_init(const placer *p, dt_nid id, site *s) {
@@ -62,34 +63,44 @@ static dt_status place_here(placer *p, site *s, dt_place_ctx *c) {
   return DT_OK;
 }
 
-/* Some input is divided, and the rule wants all of them whole. */
-static bool lost(const site *s, const dt_place_ctx *c) {
-  bool divided = false;
-  for (int k = 0; k < s->n.nin; k++) {
-    divided |= s->in[k].kind == DT_S;
-    if (s->want[k].kind != DT_R) return false;
-  }
-  for (int k = 0; k < s->n.nout; k++)
-    if (c->out[k].kind != DT_R) return false;
-  return divided && !c->whole;
+/* What a strategy's rule says of the node; *known: it says something. */
+static dt_status by_strategy(placer *p, site *s, dt_nid id, dt_place_ctx *c, bool *known) {
+  const dt_verbs *v = &p->s->verbs;
+  *known = false;
+  if (!v->rule || s->n.op == DT_OP_place) return DT_OK;
+  dt_ruling r = {
+      .node = id, .axis = c->axis, .in_t = s->in_t, .out_t = s->out_t, .in = s->in, .want = s->want, .out = c->out};
+  DT_TRY(v->rule(v->ctx, p->g, &r, p->e));
+  if (!r.known) return DT_OK;
+  bool divides = false;
+  for (int k = 0; k < s->n.nout; k++) divides |= c->out[k].kind != DT_R;
+  for (int k = 0; k < s->n.nin; k++) /* what is whole and takes part in divided computing has a partial gradient */
+    s->enters[k] = divides && s->want[k].kind == DT_R;
+  s->rule = r.where;
+  *known = true;
+  return DT_OK;
 }
 
-/* What the library has no rule for: a strategy's rule, or a note that it is gathered. */
-static dt_status without_rule(placer *p, site *s, dt_nid id, dt_place_ctx *c) {
-  const dt_verbs *v = &p->s->verbs;
-  bool known = false;
-  if (v->rule) DT_TRY(v->rule(v->ctx, p->g, id, c->axis, s->in, s->want, c->out, &known, p->e));
-  if (known) { /* what is whole and takes part in divided computing has a partial gradient */
-    bool divides = false;
-    for (int k = 0; k < s->n.nout; k++) divides |= c->out[k].kind != DT_R;
-    for (int k = 0; k < s->n.nin; k++) s->enters[k] = divides && s->want[k].kind == DT_R;
-    return DT_OK;
-  }
+/* Where the rule has no use for divided inputs, they are gathered, and the graph remembers it. */
+static void note_gathered(placer *p, const site *s, const dt_place_ctx *c) {
+  if (c->whole || s->n.op == DT_OP_place) return;
+  for (int k = 0; k < s->n.nin; k++)
+    if (s->want[k].kind != DT_R) return;
+  for (int k = 0; k < s->n.nout; k++)
+    if (c->out[k].kind != DT_R) return;
   for (int k = 0; k < s->n.nin; k++) {
     if (s->in[k].kind != DT_S) continue;
     dt_gathered w = {p->op, s->n.file, s->n.line, c->axis, s->in[k].dim, dt_nbytes(&s->in_t[k])};
     dt_vec_push(&p->g->gathered, w);
   }
+}
+
+/* What the op table's rule says of the node. */
+static dt_status by_table(placer *p, site *s, dt_place_ctx *c) {
+  DT_TRY(dt_op(s->n.op)->place(c));
+  if (s->n.op == DT_OP_place && s->n.a.place.axis == c->axis) return place_here(p, s, c);
+  if (c->vocab && s->classes >= 0) s->want[0] = (dt_place){0}; /* one axis divides the classes */
+  else note_gathered(p, s, c);
   return DT_OK;
 }
 
@@ -115,10 +126,9 @@ static dt_status ask(placer *p, site *s, dt_nid id, int a) {
                     .e = p->e,
                     .where = s->where};
   for (int k = 0; k < n->nin; k++) c.again |= !dt_type_eq(&s->in_t[k], &p->whole[n->in[k]]);
-  DT_TRY(dt_op(n->op)->place(&c));
-  if (n->op == DT_OP_place && n->a.place.axis == a) DT_TRY(place_here(p, s, &c));
-  else if (c.vocab && s->classes >= 0) s->want[0] = (dt_place){0}; /* one axis divides the classes */
-  else if (lost(s, &c)) DT_TRY(without_rule(p, s, id, &c));
+  bool known;
+  DT_TRY(by_strategy(p, s, id, &c, &known));
+  if (!known) DT_TRY(by_table(p, s, &c));
   for (int k = 0; k < n->nin; k++) {
     s->all[k][a] = s->want[k];
     if (s->enters[k] && s->want[k].kind == DT_R) s->mask[k] |= 1 << a;
@@ -153,18 +163,26 @@ static void add_late(placer *p, const site *s, dt_val *out) {
   memcpy(g->val.p[*out].place, at, sizeof at);
 }
 
-/* The local node must give what the placements say, or the rule that a strategy gave is wrong. */
+/* The local node must give what the placements say: of what a strategy's rule says, nothing else is known. */
 static dt_status check_types(const placer *p, const site *s, const dt_val *out) {
   for (int k = 0; k < s->n.nout; k++) {
     if (out[k] < 0 || dt_type_eq(dt_type_of(p->g, out[k]), &s->out_t[k])) continue;
     char have[128], want[128];
-    return dt_fail(
-        p->e, DT_EUSER, s->where,
-        "%s: by its placement rule result %d is %s here, but what its divided inputs give is %s; the rule is wrong",
-        p->op, k + 1, dt_type_str(&s->out_t[k], want, sizeof want),
-        dt_type_str(dt_type_of(p->g, out[k]), have, sizeof have));
+    dt_type_str(&s->out_t[k], want, sizeof want), dt_type_str(dt_type_of(p->g, out[k]), have, sizeof have);
+    return dt_fail(p->e, s->rule ? DT_EUSER : DT_EBUG, s->rule ? s->rule : s->where,
+                   "the placement rule for %s (%s) makes result %d %s on each rank, but of the inputs as they are "
+                   "divided it becomes %s",
+                   p->op, s->where, k + 1, want, have);
   }
   return DT_OK;
+}
+
+/* The node does not take the inputs as a strategy's rule divides them. */
+static dt_status unfit(placer *p, const site *s, dt_status st) {
+  char text[sizeof p->e->text];
+  snprintf(text, sizeof text, "%s", p->e->text);
+  return dt_fail(p->e, st, s->rule, "the placement rule for %s (%s) divides inputs that do not fit then: %s", p->op,
+                 s->where, text);
 }
 
 static dt_status build(placer *p, site *s) {
@@ -182,6 +200,7 @@ static dt_status build(placer *p, site *s) {
     out[0] = x[0];
   } else {
     st = dt_build_node(&p->b, n->op, x, nin, &s->a, out, p->e);
+    if (st && s->rule) st = unfit(p, s, st);
     if (!st) st = check_types(p, s, out);
     for (int k = 0; k < n->nout && !st; k++) memcpy(g->val.p[out[k]].place, s->made[k], sizeof s->made[k]);
   }

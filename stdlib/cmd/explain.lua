@@ -1,5 +1,5 @@
 -- dtrain explain script.lua [--ranks n] [--rank r] [--json | --passes]: the collectives and messages of a rank's step,
--- in order, one a line, and their sums; a pipeline as a chart.
+-- in order, one a line, and their sums; a pipeline as a chart; a warning for each divided value that is gathered for want of a rule.
 local chart = require "dtrain.cmd.chart"
 local cli = require "dtrain.cli"
 local core = require "dtrain.core"
@@ -33,9 +33,9 @@ return function(words)
   local totals = traffic.totals(list)
   if cli.given.json then
     local out = { ranks = ranks, rank = rank, microbatches = micro, mesh = util.array(strategies.wide(where.mesh)), collectives = list,
-      totals = totals }
+      totals = totals, gathered = util.array(plans.main:gathered()) }
     if stages > 1 then out.pipeline = util.at(job.where, chart.data, order, stages, micro) end
-    print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals" }))
+    print(util.json(out, { "ranks", "rank", "mesh", "microbatches", "pipeline", "collectives", "totals", "gathered" }))
     return 0
   end
   if stages > 1 then
@@ -50,5 +50,6 @@ return function(words)
     print(("\nrank %d in a step of %d microbatch%s:"):format(rank, micro, micro == 1 and "" or "es"))
     print(table.concat(traffic.table(totals), "\n"))
   end
+  for _, line in ipairs(planned.warnings(plans.main)) do print(line) end
   return 0
 end

@@ -30,6 +30,16 @@ function M.plans(job, ranks, rank, traced)
   return engines.plans(job, where, traced)
 end
 
+--- What the strategies' placements cost besides what they say, as lines: divided values that are gathered because no placement rule
+--- has a use for them.
+function M.warnings(plan)
+  return util.map(plan:gathered(), function(x)
+    return ("warning: %s%s has no placement rule for an input that is divided over %q by dim %d: %s bytes are gathered in each "
+      .. "microbatch; a strategy's verb rule can give it one, or place says where the input shall lie"):format(x.op,
+      x.line and " (" .. x.line .. ")" or "", x.axis, x.dim, util.commas(x.bytes))
+  end)
+end
+
 --- Microbatches of a full step for a rank at `where` (job:where_is), of so many samples each: by default as the job says.
 function M.micros(job, where, rows)
   local loader = core.loader(job.data.train.core, { global = job.batch.global, micro = rows or job:rows(where.replicas), seed = 0,

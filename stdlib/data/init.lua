@@ -1,6 +1,7 @@
 -- The data table: data sets as a script names them. A set has fields, "inputs" for the model and "targets" for the
 -- loss; files are mapped and opened here, so that a missing or damaged one is an error at the script's line.
 local core = require "dtrain.core"
+local sources = require "dtrain.sources"
 local util = require "dtrain.util"
 
 local Set = { __name = "dataset" }
@@ -134,8 +135,7 @@ function Set:split(split)
     if b <= a then
       util.fail("split: the part '%s' of %d samples is empty; give it at least one sample", name, n)
     end
-    self.parts[name] = wrap(self.kind, core.subset(self.core, a, b))
-    self.parts[name].tokens = self.tokens
+    self.parts[name] = self:subset(a, b)
   end)
   return self
 end
@@ -146,7 +146,7 @@ function Set:part(name) return self.parts[name] end
 --- A set of samples a .. b - 1 (from 0).
 function Set:subset(a, b)
   local out = wrap(self.kind, core.subset(self.core, a, b))
-  out.tokens = self.tokens
+  out.tokens, out.about = self.tokens, self.about
   return out
 end
 
@@ -242,7 +242,10 @@ function data.tensors(options)
   local o = options_of("tensors", options, { { "inputs", "tensor", required = true }, { "targets", "tensor" },
     { "order", "table|tensor" } })
   local order = o.order
-  return wrap("tensors", core.dataset { kind = "tensors", inputs = o.inputs, targets = o.targets, order = order }, o)
+  local set = core.dataset { kind = "tensors", inputs = o.inputs, targets = o.targets, order = order }
+  local self = wrap("tensors", set, { transforms = o.transforms })
+  self.about = order and "in order " .. core.hash(core.is_tensor(order) and order or table.concat(order, " ")) or nil
+  return o.split and self:split(o.split) or self
 end
 
 --- data.from(function(i) return inputs, targets end, n): sample i (from 0) by a Lua function that returns tensors,
@@ -262,10 +265,14 @@ function data.from(f, n, options)
     end
     return x
   end
-  return wrap("from", core.dataset { kind = "func", samples = n, func = function(i)
+  local set = core.dataset { kind = "func", samples = n, func = function(i)
     local inputs, targets = f(i)
     return field("inputs", inputs, i), field("targets", targets, i)
-  end }, options_of("from", options, {}))
+  end }
+  local o = options_of("from", options, {})
+  local self = wrap("from", set, { transforms = o.transforms })
+  self.about = "by " .. sources.of(f)
+  return o.split and self:split(o.split) or self
 end
 
 --- data.synthetic: { inputs = shape, targets = shape, samples =, seed = } (a noisy linear map), { inputs = shape,

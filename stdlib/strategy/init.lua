@@ -9,6 +9,8 @@
 --   rewrite(g, p, mesh)      on the traced graph: g:replace(node, f) puts what f composes in a node's place; nodes are entries of
 --                            g:nodes()
 --   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
+--   rule(node, axis, p)      where an operation's inputs must lie on an axis and its results then do (rule.lua); nil: as the
+--                            library says
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
 --   keep(parameter, p)       nil (whole), or { states =, gradients =, parameters = lists of axes that share them, gather = "use" or
@@ -27,6 +29,7 @@
 --   fit(p, how, make)        make() compiles a plan with what p says now; fit calls it until the plan fits
 --   variants                 rows { key, { values, the plain one first } }: what `dtrain check --all` tries beside the library's own
 local core = require "dtrain.core"
+local rule = require "dtrain.strategy.rule"
 local stages = require "dtrain.strategy.stages"
 local util = require "dtrain.util"
 
@@ -41,10 +44,10 @@ for _, name in ipairs(own) do -- a file that is taken away takes its strategy wi
 end
 
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
-  { "place", "function" }, { "rewrite", "function" }, { "recompute", "function" }, { "buckets", "function" }, { "keep", "function" },
-  { "reduce", "function" }, { "gather", "function" }, { "update", "function" }, { "replicas", "function|string" },
-  { "between", "table" }, { "wire", "function" }, { "fit", "function" }, { "variants", "table" },
-  { "cut", "function" }, { "schedule", "function|table" } }
+  { "rewrite", "function" }, { "place", "function" }, { "rule", "function" }, { "recompute", "function" },
+  { "buckets", "function" }, { "keep", "function" }, { "reduce", "function" }, { "gather", "function" },
+  { "update", "function" }, { "replicas", "function|string" }, { "between", "table" }, { "wire", "function" },
+  { "fit", "function" }, { "variants", "table" }, { "cut", "function" }, { "schedule", "function|table" } }
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
@@ -297,7 +300,7 @@ end
 --- What graph:compile is told besides the job's own.
 function Strategy:compile(options, graph, how)
   local p = self.p
-  options.replicas = self:replicas()
+  options.replicas, options.rule = self:replicas(), rule.new(self)
   for _, s in ipairs(self:with "wire") do
     for key, v in util.sorted(s.wire(p, options)) do options[key] = v end
   end

@@ -1,6 +1,7 @@
 -- One small job for each operation and each way in which its inputs can lie on an axis of two or three ranks, or on two
--- axes of two: forward, and the gradient of every input. tests/lua/place_spec.lua compares with one process, where nothing is divided. Leaves
--- DIR/NAME.safetensors for each: "case" alone, "case;S(0),R" divided. --most: so many ways for each operation, spread over all.
+-- axes of two: forward, and the gradient of every input. tests/lua/place_spec.lua compares with one process, where nothing
+-- is divided. Leaves DIR/NAME.safetensors for each: "case" alone, "case;S(0),R" divided. --most: so many ways for each
+-- operation, spread over all.
 -- The axes are a strategy of this script's own.
 local dt = require "dtrain"
 local compare = require "dtrain.compare"

@@ -109,7 +109,8 @@ batch_norm("batch_norm_running", false)
 case("conv2d", { { 6, 6, 6, 6 }, { 12, 6, 3, 3 }, { 12 } }, function(t) return dt.conv2d(t[1], t[2], t[3], { padding = 1 }) end)
 case("conv2d_plain", { { 6, 6, 6, 6 }, { 12, 6, 3, 3 } }, function(t) return dt.conv2d(t[1], t[2], { stride = 2 }) end)
 case("conv2d_groups", { { 6, 6, 6, 6 }, { 12, 1, 3, 3 } }, function(t) return dt.conv2d(t[1], t[2], { groups = 6 }) end)
-case("conv2d_two_groups", { { 6, 12, 6, 6 }, { 12, 6, 3, 3 }, { 12 } }, function(t) return dt.conv2d(t[1], t[2], t[3], { groups = 2 }) end)
+case("conv2d_two_groups", { { 6, 12, 6, 6 }, { 12, 6, 3, 3 }, { 12 } },
+  function(t) return dt.conv2d(t[1], t[2], t[3], { groups = 2 }) end)
 case("max_pool2d", { { 6, 6, 6, 6 } }, function(t) return dt.max_pool2d(t[1], { kernel = 2 }) end)
 case("avg_pool2d", { { 6, 6, 6, 6 } }, function(t) return dt.avg_pool2d(t[1], { kernel = 3, stride = 1, padding = 1 }) end)
 -- random

@@ -381,6 +381,27 @@ verb("buckets that leave a parameter out", "buckets = function(l) return { { l[1
 verb("buckets with a parameter twice", "buckets = function(l) return { { l[1].name, l[1].name } } end", "is in two buckets")
 verb("a keep that mixes axes", "keep = function() return { states = {}, gradients = { 'data' } } end", "states, gradients and parameters are in shares over the same axes, or whole")
 verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")
+local function rule(name, answer, says)
+  parallel("a rule " .. name, ([[strategies = { { axes = function() return { { name = "mine", size = 2 } } end, place = function(g) ]]
+    .. [[g:place("inputs", { mine = "S(1)" }) end, rule = function(n) if n.op == "linear" then return %s end end } }]]):format(answer), says,
+    { plan = 2, line = "more" })
+end
+local of_linear = 'rule of strategy strategies%[1%], for linear over "mine": '
+rule("that returns a number", "3", of_linear .. "it returns { inputs = places, outputs = places }, or nil; got 3")
+rule("without outputs", '{ inputs = { "R", "R", "R" } }', "rule of strategy strategies%[1%] needs 'outputs'")
+rule("for some of the inputs", '{ inputs = { "R" }, outputs = { "R" } }', of_linear .. "inputs must be a list of 3 places")
+rule("with a place that is none", '{ inputs = { "S1", "R", "R" }, outputs = { "R" } }', of_linear .. 'inputs%[1%] is "R", "S%(dim%)", got "S1"')
+rule("with a partial input", '{ inputs = { "P", "R", "R" }, outputs = { "R" } }', of_linear .. 'inputs%[1%] is "R", "S%(dim%)", got "P"')
+rule("along a dim that is not there", '{ inputs = { "S(2)", "R", "R" }, outputs = { "R" } }', of_linear .. 'inputs%[1%] = "S%(2%)", but it has 2 dims')
+rule("that divides what does not divide", 'n.shape[2] == 5 and { inputs = { "R", "S(0)", "S(0)" }, outputs = { "S(1)" } } or nil',
+  of_linear .. 'inputs%[2%] = "S%(0%)", but its dim 0 has 5 elements, which do not divide among 2 ranks; return nil there')
+rule("that makes a whole of parts", '{ inputs = { "S(0)", "R", "R" }, outputs = { "R" } }', of_linear .. 'outputs%[1%] = "R", but it is made of divided inputs')
+rule("that makes parts of a whole", '{ inputs = { "R", "R", "R" }, outputs = { "S(0)" } }', of_linear .. 'outputs%[1%] = "S%(0%)", but all inputs are whole')
+rule("whose result is another", '{ inputs = { "S(0)", "R", "R" }, outputs = { "S(1)" } }',
+  "the placement rule for linear %(.-%) makes result 1 f32%[32,8%] on each rank, but .- it becomes f32%[16,16%]")
+rule("whose parts do not fit", '{ inputs = { "S(1)", "R", "R" }, outputs = { "P" } }', "the placement rule for linear %(.-%) divides inputs that do not fit then: linear: ")
+parallel("two rules for one operation", 'strategies = { { axes = function() return { { name = "mine", size = 2 } } end, rule = function() return {} end }, { rule = function() return {} end } }',
+  "the strategies strategies%[1%] and strategies%[2%] both say rule; leave one of them out", { plan = 2 })
 parallel("gradients in a dtype that is not the job's", "gradient = { dtype = 'bf16' }", "gradient%.dtype = bf16: gradients travel as f32 in a job of precision f32; precision = \"bf16\" or a hook", { plan = 2 })
 parallel("a hook and a dtype", "gradient = { hook = dt.hooks.bf16, dtype = 'bf16' }", "both hook and dtype")
 parallel("a hook and replicas that meet", "sync = { every = 2 }, gradient = { hook = dt.hooks.bf16 }", "sync and gradient%.hook: no gradients are exchanged; leave one out")

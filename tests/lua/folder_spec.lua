@@ -11,10 +11,11 @@ local function script(keys)
     checkpoint = '{ dir = "ck", every = 2 }',
     parallel = "{}", before = "" }
   for name, v in dt.sorted(keys or {}) do k[name] = v end
+  k.data = k.data or ("data.synthetic { inputs = { 10 }, targets = { 5 }, samples = %s }"):format(k.samples)
   return head .. k.before .. ([[
 return dt.job { model = %s, loss = nn.MSE(), batch = %s, seed = %s, precision = %s, optimizer = %s, steps = %s, checkpoint = %s,
-  data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = %s }, parallel = %s, %s }]]):format(k.model, k.batch, k.seed,
-    k.precision, k.optimizer, k.steps, k.checkpoint, k.samples, k.parallel, k.more)
+  data = %s, parallel = %s, %s }]]):format(k.model, k.batch, k.seed, k.precision, k.optimizer, k.steps, k.checkpoint, k.data, k.parallel,
+    k.more)
 end
 
 local function put(dir, keys) support.write(dir .. "/a.lua", script(keys)) end
@@ -170,6 +171,47 @@ describe("a resume", function()
     put(dir, { more = "-- a remark" .. "\n" })
     fails(dir, "--resume auto", "was written with script = ", "--resume-with script")
   end)
+  for _, way in ipairs { 'require "parts"', 'dofile "parts.lua"', 'assert(loadfile "parts.lua")()' } do
+    it(("with another file that %s loads says which"):format(way:match "%l+%f[%W]" == "assert" and "loadfile" or way:match "%l+"),
+      function()
+        local dir = support.folder()
+        put(dir, { before = "local lr = " .. way .. "\n", optimizer = "optim.SGD { lr = 0.1 }" })
+        support.write(dir .. "/parts.lua", "return 0.1")
+        assert.are.equal(0, (run(dir)))
+        support.write(dir .. "/parts.lua", "return 0.2")
+        fails(dir, "--resume auto", "was written with script = ", "with parts.lua ", "--resume-with script")
+        local code, text = run(dir, "--resume auto --resume-with script --steps 5")
+        assert.are.equal(0, code, text)
+      end)
+  end
+  it("with another function for the samples says so, and knows one that has moved", function()
+    local function own(factor, before)
+      return { before = before, data = ("data.from(function(i) return dt.full({ 10 }, i / %d), dt.ones { 5 } end, 100)"):format(factor) }
+    end
+    local dir = fresh(own(100))
+    put(dir, own(100, "-- a remark\n"))
+    fails(dir, "--resume auto", "was written with script = ")
+    assert.are.equal(0, (run(dir, "--resume auto --resume-with script --steps 5")))
+    put(dir, own(200))
+    fails(dir, "--resume auto --resume-with script", "by a function of a.lua, lines ", "--resume-with data")
+  end)
+  it("with another order of the samples, or one that differs in the middle, says so", function()
+    local function own(order, value)
+      return { before = "local order, rows = {}, {}\nfor i = 0, 99 do order[i + 1], rows[i + 1] = " .. order .. ", dt.full({ 10 }, i == 50 and "
+        .. value .. " or 1):totable() end\n", data = "data.tensors { inputs = dt.tensor(rows), targets = dt.ones { 100, 5 }, order = order }" }
+    end
+    local dir = fresh(own("i", "1"))
+    for _, other in ipairs { own("99 - i", "1"), own("i", "2") } do
+      put(dir, other)
+      fails(dir, "--resume auto --resume-with script", "was written with data = ", "in order ", "--resume-with data")
+    end
+  end)
+  it("with another option of the script's says so, and goes on", function()
+    local dir = fresh { before = "local args = dt.args { p = 0.5 }\n", model = "nn.Sequential { nn.Linear(10, 5), nn.Dropout(args.p) }" }
+    local code, text = support.run("a.lua --resume auto --steps 5 --p 0.25", { dir = dir })
+    assert.are.equal(0, code, text)
+    assert.matches("note: option p changes from 0.5 to 0.25\n", text)
+  end)
   it("from f32 in f16 starts with the job's loss scale", function()
     local dir = fresh()
     put(dir, { precision = '{ dtype = "f16", loss_scale = 1024 }',
@@ -254,6 +296,8 @@ describe("ranks", function()
     { "seed", { seed = "first and 1 or 2" }, "seed = 1" },
     { "steps", { steps = "first and 4 or 5" }, "steps = 4" },
     { "data length", { samples = "first and 100 or 101" }, "101 samples" },
+    { "data function", { data = "data.from(first and function() return dt.ones { 10 }, dt.ones { 5 } end\n"
+      .. "  or function() return dt.zeros { 10 }, dt.ones { 5 } end, 100)" }, "by a function of a.lua" },
     { "loss scale", { precision = "{ dtype = 'f16', loss_scale = first and 8 or 16 }" }, "loss_scale = 8" },
     { "weight decay of tensor ranks", { optimizer = "optim.AdamW { lr = 0.1, weight_decay = first and 0 or 0.1 }",
       parallel = tensor }, "weight_decay = 0" },
@@ -267,6 +311,15 @@ describe("ranks", function()
       end
     end
   end
+  it("of other files beside the script say so", function()
+    local dir = support.folder()
+    put(dir, { checkpoint = "nil", before = "local lr = require 'parts'\n" })
+    support.write(dir .. "/parts.lua", "return 0.1")
+    sh(dir, "mkdir other && cp a.lua other && echo 'return 0.2' > other/parts.lua")
+    local _, text = support.sh(("sh -c %s"):format(support.quote(
+      '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && cd other; exec ' .. support.dtrain .. " a.lua --quiet")), { ranks = 2, dir = dir, seconds = 20 })
+    assert.matches('rank 1 has "script = %x+, with parts.lua %x+"', text)
+  end)
   it("of other instruction sets say so", function()
     local dir = support.folder()
     put(dir, { checkpoint = "nil" })

@@ -1,5 +1,6 @@
 -- Placements: each operation with its inputs divided in each way over two and three ranks, and over two axes of two, gives
--- the values and the gradients of one process. The cases are tests/dist/place_cases.lua; here some ways of each, all of them with DT_ALL=1 (make test-all).
+-- the values and the gradients of one process. The cases are tests/dist/place_cases.lua; here some ways of each, all of
+-- them with DT_ALL=1 (make test-all).
 local dt = require "dtrain"
 local cases = require "tests.dist.place_cases"
 local compare = require "dtrain.compare"

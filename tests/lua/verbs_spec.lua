@@ -170,6 +170,11 @@ local examples = {
     assert.are.equal(16 * (16 * 16 * 16 + 32 * 8 * 8 + 16 * 8 * 8) * 4, s["channels all_reduce f32"].bytes)
     if s["channels all_gather f32"] then assert.is_true(s["channels all_gather f32"].bytes <= 2 * (16 + 32) * 4 // n) end -- statistics
   end },
+  { "own_rule", 25, { 2, 4, 8 }, function(s, n) -- the mean over rows of [16, 64], and the products' gradients; no images
+    only(s, "rows all_reduce f32")
+    local convolutions = 32 * 3 * 4 * 4 + 32 + 64 * 32 * 2 * 2 + 64
+    near(16 * 64 * 4 + convolutions * 4, s["rows all_reduce f32"].bytes, ("means and gradients, %d ranks"):format(n))
+  end },
   { "clip_contrastive", 25, { 2, 4, 8 }, function(s, n) -- features of images and texts
     assert.are.equal(2 * 32 // n * 16 * 4, s["data all_gather f32"].bytes)
     assert.are.equal(2 * 32 * 16 * 4, s["data reduce_scatter f32"].bytes)
@@ -240,5 +245,49 @@ describe("a strategy from the verbs:", function()
     local text = ok(script "gossip" .. " --steps 40", { ranks = 4 })
     local first, last = tonumber(text:match "loss ([%d.]+)"), tonumber(text:match ".*loss ([%d.]+)")
     assert.is_true(last < first, text)
+  end)
+end)
+
+-- What lies divided over an axis of the script's own: body gives y of x, [8, 8, 4, 4], whose dim is divided.
+local function divided(dim, body)
+  support.write(dir .. "/divided.lua", ([[
+local dt = require "dtrain"
+local nn = dt.nn
+local own = { axes = function() return { { name = "own", size = "auto" } } end }
+function own.place(g) g:place("inputs", { own = "S(%d)" }) end
+local Net = nn.module "Net"
+function Net:init() self.first, self.norm, self.last = nn.Conv2d(8, 8, 3, { padding = 1 }), nn.BatchNorm2d(8), nn.Linear(128, 4) end
+function Net:forward(x)
+  local y = %s
+  return self.last(y:reshape { y:size(0), 128 })
+end
+return dt.job { model = Net(), loss = nn.CrossEntropy(), data = dt.data.synthetic { inputs = { 8, 4, 4 }, classes = 4, samples = 64 },
+  batch = 8, optimizer = dt.optim.SGD { lr = 0.1 }, steps = 2, parallel = { strategies = { own } } }]]):format(dim, body))
+  support.write(dir .. "/out.json", ok(("explain %s/divided.lua --ranks 2 --json"):format(dir)))
+  return core.json(dir .. "/out.json")
+end
+
+describe("a value that is divided over an axis of the script's own", function()
+  local used = { { "dropout", 1, "dt.dropout(x, 0.5)" }, { "batch norm over channels", 1, "self.norm(x)" },
+    { "attention over time", 1, "dt.attention(x, x, x, { bthd = true, causal = true })" },
+    { "rotary over time", 1, "dt.rotary(x, { bthd = true })" }, { "convolution over input channels", 1, "self.first(x)" } }
+  for _, c in ipairs(used) do
+    it(("is not gathered for %s, which has a rule"):format(c[1]), function()
+      assert.are.same({}, divided(c[2], c[3]).gathered)
+    end)
+  end
+  it("is gathered where an operation has no rule, and explain and check say so with operation, line and bytes", function()
+    local bytes = 8 * 8 * 4 * 4 * 4
+    local e = divided(2, "self.first(x)")
+    assert.are.equal(1, #e.gathered)
+    local g = e.gathered[1]
+    assert.are.same({ "conv2d", "own", 2, bytes }, { g.op, g.axis, g.dim, g.bytes })
+    assert.is_truthy(g.line:find "divided.lua:8$", g.line)
+    local warning = 'warning: conv2d %([^\n]*divided%.lua:8%) has no placement rule [^\n]*over "own" by dim 2: 4,096 bytes are gathered'
+    for _, verb in ipairs { "explain", "check" } do
+      local text = ok(("%s %s/divided.lua --ranks 2"):format(verb, dir))
+      assert.is_truthy(text:find(warning), text)
+      assert.is_falsy(text:find("warning.*warning"), text)
+    end
   end)
 end)

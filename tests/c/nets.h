@@ -1,0 +1,208 @@
+/* Small models built in C, for tests of passes, and what a job makes of them: mesh, samples, how parameters are kept. A graph is taken through
+ * the table of passes as far as a test wants it, with an optimizer that has a state and, when asked, norms of whole tensors. */
+#ifndef DT_NETS_H
+#define DT_NETS_H
+#include "pass/pass.h"
+
+enum { NET_IN = 6, NET_WIDE = 8, NET_OUT = 4, NET_DEEP = 3 };
+enum {
+  NET_TIED = 1 /* the middle layer's weight is used twice */,
+  NET_CUT = 2 /* weights are cut over the axes of tensors: rows of the first, columns of the second */,
+  NET_NORM = 4 /* a layer norm before the last layer */,
+  NET_TRUST = 8 /* the optimizer divides by the norm of the whole parameter's direction, as LAMB does */
+};
+
+typedef struct net_job {
+  const char *name;
+  dt_mesh mesh;
+  int64_t rows; /* samples of a microbatch of one rank */
+  int micros;
+  int what;        /* NET_* */
+  int precision;   /* 0: f32 */
+  double clip;     /* greatest norm of the gradient, 0: any */
+  dt_keeping keep; /* of every parameter */
+  int64_t bucket;  /* bytes, 0: one bucket for all */
+  bool split;      /* weight gradients run apart */
+  int segments;    /* blocks that are recomputed, 0: none */
+  dt_stages *stages;
+  dt_graph *(*model)(const struct net_job *); /* NULL: net_mlp */
+  bool infer;                                 /* without gradients and update */
+} net_job;
+
+/* Element k of what is called `name`. */
+static inline double net_value(const char *name, int64_t k) {
+  double seed = 0;
+  for (const char *c = name; *c; c++) seed = seed * 1.7 + *c % 13;
+  return 0.5 * sin(fmod(seed, 100) + 1.3 * (double)k);
+}
+
+/* ---- building ---- */
+static inline dt_val net_param(dt_graph *g, const char *name, int nd, const int64_t *dim) {
+  dt_type t = dt_type_make(DT_F32, nd, dim);
+  dt_param p = {.name = dt_arena_strdup(&g->mem, name),
+                .grad = -1,
+                .trainable = true,
+                .counted = true,
+                .compute = -1,
+                .flat = -1};
+  p.val = dt_leaf(g, DT_OP_param, &t, p.name);
+  dt_vec_push(&g->param, p);
+  return p.val;
+}
+static inline dt_val net_input(dt_graph *g, const char *name, int nd, const int64_t *dim) {
+  dt_type t = dt_type_make(DT_F32, nd, dim);
+  dt_input x = {name, dt_leaf(g, DT_OP_input, &t, name)};
+  dt_vec_push(&g->input, x);
+  return x.val;
+}
+static inline dt_graph *net_new(const dt_mesh *mesh, int64_t rows) {
+  dt_graph *g = dt_xalloc(sizeof *g);
+  dt_graph_init(g);
+  g->mesh = *mesh, g->rows = rows, g->file = "net.lua", g->line = 1;
+  return g;
+}
+static inline void net_drop(dt_graph *g) {
+  if (g) dt_graph_fini(g);
+  free(g);
+}
+static inline dt_val net_linear(dt_graph *g, dt_val x, dt_val w, dt_val b) {
+  dt_build at = dt_build_here(g);
+  return dt_build_op(&at, DT_OP_linear, (dt_val[]){x, w, b}, b < 0 ? 2 : 3, &(dt_attrs){.linear = {.bias = b >= 0}});
+}
+
+/* A parameter lies in parts on the mesh's axes of tensors: the nth of them cuts dim (dim + n) % 2 of a matrix; a vector is cut by the first. */
+static inline void net_cut(dt_graph *g, dt_val v, int dim) {
+  for (int a = 0; a < g->mesh.naxes; a++) {
+    if (g->mesh.role[a] != DT_AXIS_TENSORS) continue;
+    if (dt_type_of(g, v)->nd < 2 && dim) return;
+    g->val.p[v].place[a] = (dt_place){.kind = DT_S, .dim = (uint8_t)dim};
+    return;
+  }
+}
+
+/* x -> linear, tanh, ... -> linear -> mean of (y - t)^2: NET_DEEP hidden layers of NET_WIDE, each a block */
+static inline dt_graph *net_mlp(const net_job *j) {
+  dt_graph *g = net_new(&j->mesh, j->rows);
+  dt_val x = net_input(g, "inputs", 2, (int64_t[]){j->rows, NET_IN}),
+         t = net_input(g, "targets", 2, (int64_t[]){j->rows, NET_OUT}), middle = -1;
+  for (int i = 0; i < NET_DEEP; i++) {
+    char name[24];
+    snprintf(name, sizeof name, "blocks.%d", i);
+    dt_graph_block(g, name);
+    snprintf(name, sizeof name, "blocks.%d.w", i);
+    bool again = j->what & NET_TIED && i == 2;
+    dt_val w = again ? middle : net_param(g, name, 2, (int64_t[]){NET_WIDE, i ? NET_WIDE : NET_IN});
+    snprintf(name, sizeof name, "blocks.%d.b", i);
+    dt_val b = net_param(g, name, 1, (int64_t[]){NET_WIDE});
+    if (i == 1) middle = w;
+    if (j->what & NET_CUT && !again) net_cut(g, w, i % 2), net_cut(g, b, i % 2);
+    x = dt_b1(g, DT_OP_tanh, net_linear(g, x, w, b));
+  }
+  dt_graph_block(g, NULL);
+  if (j->what & NET_NORM) {
+    dt_val w = net_param(g, "norm.w", 1, (int64_t[]){NET_WIDE}), b = net_param(g, "norm.b", 1, (int64_t[]){NET_WIDE});
+    dt_build at = dt_build_here(g);
+    x = dt_build_op(&at, DT_OP_layer_norm, (dt_val[]){x, w, b}, 3, &(dt_attrs){.layer_norm = {.dims = 1, .eps = 1e-5}});
+  }
+  dt_val y = net_linear(g, x, net_param(g, "head.w", 2, (int64_t[]){NET_OUT, NET_WIDE}), -1);
+  g->loss = dt_reduce(g, DT_OP_mean, dt_b1(g, DT_OP_square, dt_b2(g, DT_OP_sub, y, t)), 0, NULL, false);
+  return g;
+}
+
+/* ---- what strategies would answer; ctx: the job ---- */
+/* m = 0.9 m + g; p = p - 0.5 m, or with NET_TRUST p - 0.5 m |p| / |m| */
+static inline void net_optimizer(dt_graph *g, int i, dt_val grad, int what) {
+  dt_param *p = &g->param.p[i];
+  const dt_type t = *dt_type_of(g, p->val);
+  g->file = "optimizer.lua", g->line = 3;
+  dt_val m = dt_leaf(g, DT_OP_state, &t, "m");
+  p = &g->param.p[i];
+  p->state_name[0] = "m", p->state[0] = m, p->nstate = 1;
+  dt_val next = dt_b2(g, DT_OP_add, dt_b2(g, DT_OP_mul, m, dt_scalar(g, 0.9, DT_F32)), grad);
+  dt_b2(g, DT_OP_assign, m, next);
+  dt_val by = dt_b2(g, DT_OP_mul, next, dt_scalar(g, 0.5, DT_F32)), val = g->param.p[i].val;
+  if (what & NET_TRUST)
+    by = dt_b2(g, DT_OP_mul, by,
+               dt_b2(g, DT_OP_div, dt_reduce(g, DT_OP_norm, val, 0, NULL, false),
+                     dt_b2(g, DT_OP_add, dt_reduce(g, DT_OP_norm, next, 0, NULL, false), dt_scalar(g, 1e-6, DT_F32))));
+  dt_b2(g, DT_OP_assign, val, dt_b2(g, DT_OP_sub, val, by));
+}
+static inline dt_status net_ask(void *ctx, dt_graph *g, dt_question q, const dt_val *scaled, dt_err *e) {
+  (void)e;
+  for (int i = 0; q == DT_ASK_UPDATE && i < g->param.n; i++)
+    if (scaled[i] >= 0) net_optimizer(g, i, scaled[i], ((const net_job *)ctx)->what);
+  return DT_OK;
+}
+static inline dt_status net_keep(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
+  (void)g, (void)param, (void)e;
+  *out = ((const net_job *)ctx)->keep;
+  return DT_OK;
+}
+static inline dt_spec net_spec(const net_job *j, int rank) {
+  int64_t bucket = j->bucket ? j->bucket : 1 << 20;
+  return (dt_spec){.rank = rank,
+                   .threads = 1,
+                   .train = !j->infer,
+                   .precision = j->precision ? j->precision : DT_F32,
+                   .clip_norm = j->clip,
+                   .stages = j->stages,
+                   .split = j->split,
+                   .verbs = {.ctx = (void *)j,
+                             .ask = net_ask,
+                             .keep = net_keep,
+                             .wire = j->precision ? j->precision : DT_F32,
+                             .bucket_bytes = bucket,
+                             .first_bucket_bytes = bucket}};
+}
+
+/* ---- the passes, one by one ---- */
+/* Takes g through the passes of the table up to the level `until`, with the verifier behind each. c: as dt_compile has it. */
+static inline dt_status net_pass(dt_graph *g, const dt_spec *s, dt_compiled *c, dt_level until, dt_err *e) {
+  if (!c->slot) {
+    c->slot = dt_xalloc(sizeof *c->slot * 16);
+    c->scaled = dt_xalloc(sizeof *c->scaled * (size_t)(g->param.n + 1));
+  }
+  const dt_verbs *v = &s->verbs;
+#define PASS(name, to, training, before, after, call)                                                           \
+  if (DT_##to <= until && g->level < DT_##to && (s->train || !(training))) {                                    \
+    if (DT_ASK_##before != DT_ASK_NONE && v->ask) DT_TRY(v->ask(v->ctx, g, DT_ASK_##before, c->scaled, e));     \
+    DT_TRY(call);                                                                                               \
+    if (DT_ASK_##after != DT_ASK_NONE && v->ask) DT_TRY(v->ask(v->ctx, g, DT_ASK_##after, c->scaled, e));       \
+    DT_TRY(DT_##to == DT_ADDRESSED ? dt_memory_check(g, c->bytes, c->workspace, c->slot, e) : dt_verify(g, e)); \
+  }
+#include "pass/passes.def"
+#undef PASS
+  return DT_OK;
+}
+
+/* The job's graph for one rank at a level, NULL after a failure. *c is the caller's in any case. */
+static inline dt_graph *net_graph(const net_job *j, int rank, dt_level until, dt_compiled *c, dt_err *e) {
+  dt_graph *g = j->model ? j->model(j) : net_mlp(j);
+  dt_spec s = net_spec(j, rank);
+  int16_t segment[NET_DEEP] = {0, 1, 2};
+  if (j->segments) g->recompute = (dt_recompute){.on = true, .nsegment = j->segments, .segment = segment};
+  *c = (dt_compiled){0};
+  if (!net_pass(g, &s, c, until, e)) return g;
+  net_drop(g);
+  return NULL;
+}
+
+/* ---- looking at graphs ---- */
+static inline int net_count(const dt_graph *g, int op, int phase) {
+  int n = 0;
+  for (int i = 0; i < g->node.n; i++)
+    n += g->node.p[i].op == op && (phase < 0 || g->node.p[i].phase == phase) && !(g->node.p[i].flags & DT_NODE_DEAD);
+  return n;
+}
+/* The nth living node of an op from node `from` on, -1: none. */
+static inline dt_nid net_find(const dt_graph *g, int op, int nth, dt_nid from) {
+  for (dt_nid i = from; i < g->node.n; i++)
+    if (g->node.p[i].op == op && !(g->node.p[i].flags & DT_NODE_DEAD) && !nth--) return i;
+  return -1;
+}
+static inline int net_param_of(const dt_graph *g, const char *name) {
+  for (int i = 0; i < g->param.n; i++)
+    if (!strcmp(g->param.p[i].name, name)) return i;
+  return -1;
+}
+#endif
