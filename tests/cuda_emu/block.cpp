@@ -33,7 +33,7 @@ struct touch { /* of a byte of shared memory, since the last barrier */
 };
 struct block {
   const emu_launch_info *launch;
-  const std::function<void()> *body;
+  const emu_kernel *body;
   unsigned threads, left, waiting, fresh;
   state what[MOST];
   fiber *on[MOST];
@@ -89,7 +89,7 @@ emu_switch:
 
 static void enter(unsigned t) {
   emu_thread_index.x = t;
-  (*b.body)();
+  b.body->run();
   b.what[t] = OVER;
   b.left--;
 }
@@ -198,7 +198,7 @@ static void run_block() {
     }
 }
 
-void emu_run(const emu_launch_info *l, unsigned blocks, unsigned threads, const std::function<void()> &body) {
+void emu_run(const emu_launch_info *l, unsigned blocks, unsigned threads, const emu_kernel &body) {
   if (!blocks) return;
   b.launch = l, b.body = &body, b.threads = threads, b.bad = false;
   if (!threads || threads > MOST || threads % 32) {

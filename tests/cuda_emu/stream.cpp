@@ -138,11 +138,11 @@ static void give(emu_stream *s, emu_work w) {
 }
 void emu_give(cudaStream_t s, std::function<void()> fn) { give(s, {emu_work::DO, std::move(fn), nullptr, 0}); }
 
-void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s, std::function<void()> body) {
+void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s, std::shared_ptr<emu_kernel> body) {
   auto info = std::make_shared<emu_launch_info>();
   if (emu_context) *info = *emu_context;
   info->kernel = kernel;
-  emu_give(s, [=] { emu_run(info.get(), blocks, threads, body); });
+  emu_give(s, [=] { emu_run(info.get(), blocks, threads, *body); });
 }
 
 /* ---- memory: pages of their own, closed pages on both sides ---- */

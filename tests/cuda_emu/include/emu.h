@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <tuple>
+#include <utility>
 
 #include "cuda_runtime_api.h"
 
@@ -34,14 +37,27 @@ void *emu_shared(const char *site, size_t bytes);
 #define K_SHARED(T, name, n)      \
   static const char name##_site = 0; \
   T *name = (T *)emu_shared(&name##_site, sizeof(T) * (n))
-#define K_LAUNCH(kernel, blocks, threads, stream, ...)                                       \
+#define K_LAUNCH(kernel, blocks, threads, stream, ...)                               \
   emu_launch(#kernel, (unsigned)(blocks), (unsigned)(threads), (cudaStream_t)(stream), \
-             emu_body([=](auto... args) { kernel(args...); }, __VA_ARGS__))
-/* The arguments lie in the host's memory, from which the launch copies them: that is not the kernel's doing. */
-template <class F, class... A> std::function<void()> emu_body(F f, A... args) {
-  return [=]() __attribute__((no_sanitize_address)) { f(args...); };
+             emu_body([](auto... args) __attribute__((noinline)) { kernel(args...); }, __VA_ARGS__))
+/* A kernel with its arguments. They lie in the host's memory, from which a thread's begin copies them: that is not the kernel's doing. */
+struct emu_kernel {
+  virtual void run() const = 0;
+  virtual ~emu_kernel() {}
+};
+template <class F, class... A> struct emu_with : emu_kernel {
+  F f;
+  std::tuple<A...> args;
+  emu_with(F f, A... args) : f(f), args(args...) {}
+  __attribute__((no_sanitize_address)) void run() const override { call(std::index_sequence_for<A...>()); }
+  template <size_t... I> __attribute__((no_sanitize_address)) void call(std::index_sequence<I...>) const {
+    f(std::get<I>(args)...);
+  }
+};
+template <class F, class... A> std::shared_ptr<emu_kernel> emu_body(F f, A... args) {
+  return std::make_shared<emu_with<F, A...>>(f, args...);
 }
-void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s, std::function<void()> body);
+void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s, std::shared_ptr<emu_kernel> body);
 
 void __syncthreads();
 /* Gives 8 bytes to the warp and gets all 32 lanes' (those that the mask lacks are undefined), once every lane of the mask is here. */
