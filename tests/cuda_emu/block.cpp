@@ -55,7 +55,7 @@ fiber *now;
 char *stacks_begin, *stacks_end;
 alignas(64) char shared[SHARED];
 touch touched[SHARED];
-bool inside; /* a kernel is running */
+thread_local bool inside __attribute__((tls_model("initial-exec"))); /* this thread runs a kernel; what another thread does is no kernel */
 uintptr_t image_begin, image_end;
 }  // namespace
 

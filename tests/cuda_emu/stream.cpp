@@ -37,12 +37,11 @@ struct emu_stream {
   steady_clock::time_point ready; /* since when its first piece could be done */
 };
 
-namespace {
-std::mutex lock;
-std::condition_variable work_there, work_done;
-std::vector<emu_stream *> streams;
-std::map<uintptr_t, emu_area> areas; /* by begin */
-std::mutex area_lock;
+namespace { /* what the thread uses outlives the program's end */
+std::mutex &lock = *new std::mutex, &area_lock = *new std::mutex;
+std::condition_variable &work_there = *new std::condition_variable, &work_done = *new std::condition_variable;
+std::vector<emu_stream *> &streams = *new std::vector<emu_stream *>;
+std::map<uintptr_t, emu_area> &areas = *new std::map<uintptr_t, emu_area>; /* by begin */
 std::thread *worker;
 cudaError_t error = cudaSuccess;
 char error_text[512];
