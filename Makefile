@@ -130,7 +130,7 @@ $(B)/libdtrain_cuda.so: $(CUDA_KERN:%=$(B)/o/%.o) $(CUDA_SRC:%.c=$(B)/o/cuda/%.o
 	$(Q)$(CXX) -shared -o $@ $^ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart_static -lcublasLt -lnccl -lrt $(LIBS)
 cuda: $(B)/dtrain $(B)/libdtrain_cuda.so ## the CUDA plug-in alone
 
-EMU_FLAGS := $(CPPFLAGS) -DDT_CUDA_EMU -Itests/cuda_emu/include $(filter-out -std=%,$(CFLAGS))
+EMU_FLAGS := $(CPPFLAGS) -DDT_CUDA_EMU -Itests/cuda_emu/include -Ikernels/cuda $(filter-out -std=%,$(CFLAGS))
 # every load and store of a kernel becomes a call of the emulator's
 EMU_LOOK := -fsanitize=kernel-address --param asan-instrumentation-with-call-threshold=0 --param asan-stack=0 --param asan-globals=0
 $(B)/o/emu/%.cu.o: %.cu $(B)/flags
@@ -145,7 +145,7 @@ $(B)/o/emu/%.c.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  cc $< (emulator)"
 	$(Q)$(CC) -std=gnu11 $(EMU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-EMU_OBJ := $(CUDA_KERN:%=$(B)/o/emu/%.o) $(CUDA_SRC:%=$(B)/o/emu/%.o) $(EMU_SRC:%=$(B)/o/emu/%.o)
+EMU_OBJ := $(addprefix $(B)/o/emu/,$(addsuffix .o,$(CUDA_KERN) tests/cuda_emu/faults.cu)) $(CUDA_SRC:%=$(B)/o/emu/%.o) $(EMU_SRC:%=$(B)/o/emu/%.o)
 $(B)/libdtrain_cuda_emu.so: $(EMU_OBJ) $(B)/libdtrain_core.a
 	@echo "  link $@"
 	$(Q)$(CXX) $(LDFLAGS) -shared -o $@ $^ $(LIBS)

@@ -5,7 +5,7 @@
  * double. Called through the op table. */
 #include "k.cuh"
 
-struct norm {
+struct norm_rows {
   k_mem x, y, w, b, gy; /* w.p, b.p NULL: none */
   k_mem mean, rstd, gw, gb;
   int64_t rows, n, chunks;
@@ -13,7 +13,7 @@ struct norm {
   bool rms, add_w, add_b;
 };
 
-template <class C> __global__ void forward(norm q) {
+template <class C> __global__ void forward(norm_rows q) {
   K_ROWS(r, q.rows) {
     const int64_t at = r * q.n;
     C mean = 0;
@@ -40,7 +40,7 @@ template <class C> __global__ void forward(norm q) {
     }
   }
 }
-template <class C> __global__ void input_gradient(norm q) {
+template <class C> __global__ void input_gradient(norm_rows q) {
   K_ROWS(r, q.rows) {
     const int64_t at = r * q.n;
     const C mean = q.rms ? 0 : k_ld<C>(q.mean, r), rstd = k_ld<C>(q.rstd, r);
@@ -58,7 +58,7 @@ template <class C> __global__ void input_gradient(norm q) {
   }
 }
 /* partial: [chunks][2][n], sums of gy h and of gy; neighbouring threads have neighbouring columns */
-template <class C> __global__ void chunk_sums(norm q, C *partial) {
+template <class C> __global__ void chunk_sums(norm_rows q, C *partial) {
   K_EACH(k, q.chunks * q.n) {
     const int64_t chunk = k / q.n, i = k % q.n;
     C gw = 0, gb = 0;
@@ -71,7 +71,7 @@ template <class C> __global__ void chunk_sums(norm q, C *partial) {
     partial[(2 * chunk + 1) * q.n + i] = gb;
   }
 }
-template <class C> __global__ void weight_gradients(norm q, const C *partial) {
+template <class C> __global__ void weight_gradients(norm_rows q, const C *partial) {
   K_EACH(i, q.n) {
     double gw = q.add_w ? k_ld<double>(q.gw, i) : 0, gb = q.add_b ? k_ld<double>(q.gb, i) : 0;
     for (int64_t k = 0; k < q.chunks; k++) gw += (double)partial[2 * k * q.n + i], gb += (double)partial[(2 * k + 1) * q.n + i];
@@ -80,8 +80,8 @@ template <class C> __global__ void weight_gradients(norm q, const C *partial) {
   }
 }
 
-static norm setup(const dt_call *c, bool rms) {
-  norm q;
+static norm_rows setup(const dt_call *c, bool rms) {
+  norm_rows q;
   memset(&q, 0, sizeof q);
   const dt_type *t = &c->out[0].t;
   q.rms = rms, q.y = k_of(&c->out[0]), q.rows = q.n = 1;
@@ -90,7 +90,7 @@ static norm setup(const dt_call *c, bool rms) {
   return q;
 }
 static void run_forward(dt_call *c, bool rms) {
-  norm q = setup(c, rms);
+  norm_rows q = setup(c, rms);
   q.x = k_of(&c->in[0]), q.eps = c->a.layer_norm.eps;
   if (c->nin > 1) q.w = k_of(&c->in[1]);
   if (c->nin > 2) q.b = k_of(&c->in[2]);
@@ -99,7 +99,7 @@ static void run_forward(dt_call *c, bool rms) {
   if (q.rows * q.n > 0) K_FLOAT(forward, q.y.dtype, k_row_blocks(q.rows), k_row_threads(q.n), c->queue, q);
 }
 static void run_backward(dt_call *c, bool rms) {
-  norm q = setup(c, rms);
+  norm_rows q = setup(c, rms);
   q.gy = k_of(&c->in[0]), q.x = k_of(&c->in[1]), q.w = k_of(&c->in[2]);
   if (!rms) q.mean = k_of(&c->in[3]), q.gb = k_of(&c->out[2]);
   q.rstd = k_of(&c->in[rms ? 3 : 4]), q.gw = k_of(&c->out[1]);
@@ -117,7 +117,7 @@ static void run_backward(dt_call *c, bool rms) {
 }
 static size_t workspace_bwd(const dt_call *c, int threads) {
   (void)threads;
-  const norm q = setup(c, false);
+  const norm_rows q = setup(c, false);
   return (size_t)(2 * q.chunks * q.n) * (c->out[0].t.dtype == DT_F64 ? 8 : 4);
 }
 static void run_layer_norm(dt_call *c) { run_forward(c, false); }

@@ -10,14 +10,9 @@ struct rotary {
   double theta, sign;
 };
 template <class C> __global__ void turn_pairs(rotary q) {
-  const int64_t pairs = q.half + (q.d & 1);
-  K_EACH(e, q.heads * pairs) {
-    const int64_t k = e / pairs, i = e % pairs, i2 = k % q.d2, i1 = k / q.d2 % q.d1, i0 = k / q.d2 / q.d1;
+  K_EACH(e, q.heads * q.half) {
+    const int64_t k = e / q.half, i = e % q.half, i2 = k % q.d2, i1 = k / q.d2 % q.d1, i0 = k / q.d2 / q.d1;
     const int64_t from = i0 * q.stride[0] + i1 * q.stride[1] + i2 * q.stride[2], to = k * q.d;
-    if (i == q.half) { /* an odd D's last element stays */
-      k_st<C>(q.y, to + q.d - 1, k_ld<C>(q.x, from + (q.d - 1) * q.stride[3]));
-      continue;
-    }
     const double a = (double)((q.pos == 1 ? i1 : i2) + q.offset) * pow(q.theta, -2.0 * (double)i / (double)q.d) * q.sign;
     const C c = (C)cos(a), s = (C)sin(a), u = k_ld<C>(q.x, from + i * q.stride[3]), v = k_ld<C>(q.x, from + (i + q.half) * q.stride[3]);
     k_st<C>(q.y, to + i, u * c - v * s);
@@ -31,7 +26,7 @@ static void run(dt_call *c) {
   q.d1 = y->t.dim[1], q.d2 = y->t.dim[2], q.d = y->t.dim[3], q.half = q.d / 2, q.offset = c->a.rotary.offset;
   q.heads = y->t.dim[0] * q.d1 * q.d2, q.theta = c->a.rotary.theta, q.sign = c->a.rotary.inverse ? -1 : 1;
   for (int d = 0; d < 4; d++) q.stride[d] = x->stride[d];
-  const int64_t n = q.heads * (q.half + (q.d & 1));
+  const int64_t n = q.heads * q.half;
   if (n) K_FLOAT(turn_pairs, y->t.dtype, k_blocks(n), K_THREADS, c->queue, q);
 }
 KERNEL(rotary) = {run, NULL, NULL, NULL};

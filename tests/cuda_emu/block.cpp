@@ -293,7 +293,7 @@ static void bad_access(uintptr_t p, size_t n, bool write, const emu_area *a) {
   const emu_range *near = nullptr;
   for (const emu_range &r : b.launch->range) { /* the one that ends before it, or that it lies in but may not write */
     if (p >= r.begin && p < r.end) near = &r;
-    else if (!near && p >= r.end && p - r.end < 4096) near = &r;
+    else if (p >= r.end && p - r.end < 4096 && (!near || (p >= near->end && r.end > near->end))) near = &r;
   }
   if (near && p < near->end) snprintf(where, sizeof where, "%s%s", near->name, write && !near->write ? ", which it only reads" : ", over its end");
   else if (near) snprintf(where, sizeof where, "%zu bytes behind %s", (size_t)(p - near->end), near->name);
