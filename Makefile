@@ -39,6 +39,7 @@ kflags_vm := -ffp-contract=off
 # the CUDA plug-in, where there is a toolkit: CUDA_HOME names another, CUDA=0 leaves it out
 CUDA_HOME ?= /usr/local/cuda
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+NVCC_RUN  = $(if $(filter ccache,$(firstword $(CC))),ccache) $(NVCC)
 CUDA      ?= $(if $(NVCC),1,0)
 CUDA_ARCH ?= 80 90 100
 
@@ -120,7 +121,7 @@ NVFLAGS := -std=c++20 -O3 -lineinfo -Iruntime --diag-suppress 177 -Werror all-wa
 $(B)/o/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC_RUN) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(B)/o/cuda/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  cc $< (cuda)"

@@ -26,7 +26,7 @@ static dt_status list_gpus(dt_str *out, dt_err *e) {
   DT_TRY(check(&n, e));
   cudaDriverGetVersion(&driver), cudaRuntimeGetVersion(&runtime);
   for (int i = 0; i < n; i++) {
-    cudaDeviceProp p;
+    struct cudaDeviceProp p;
     char bus[32] = "";
     cudaError_t err = cudaGetDeviceProperties(&p, i);
     if (err) return dt_fail(e, DT_EIO, NULL, "GPU %d does not answer: %s", i, cudaGetErrorString(err));
@@ -44,7 +44,7 @@ static dt_status list_gpus(dt_str *out, dt_err *e) {
 
 static dt_status open_gpu(int number, int rank, dt_dev **out, dt_err *e) {
   int n;
-  cudaDeviceProp p;
+  struct cudaDeviceProp p;
   *out = NULL;
   DT_TRY(check(&n, e));
   dt_log_setup(rank, 1);
