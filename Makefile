@@ -34,7 +34,8 @@ isa_avx2     := -mavx2 -mfma -mf16c
 isa_avx512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
 # merged products and sums are written out there: an element must not depend on which of a loop's copies computes it
-kflags_vm := -ffp-contract=off
+# and integers wrap around
+kflags_vm := -ffp-contract=off -fwrapv
 
 # the CUDA plug-in, where there is a toolkit: CUDA_HOME names another, CUDA=0 leaves it out
 CUDA_HOME ?= /usr/local/cuda
@@ -128,10 +129,10 @@ $(B)/o/cuda/%.o: %.c $(B)/flags
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -I$(CUDA_HOME)/include -MMD -MP -c $< -o $@
 $(B)/libdtrain_cuda.so: $(CUDA_KERN:%=$(B)/o/%.o) $(CUDA_SRC:%.c=$(B)/o/cuda/%.o) $(B)/libdtrain_core.a
 	@echo "  link $@"
-	$(Q)$(CXX) -shared -o $@ $^ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcudart_static -lcublasLt -lnccl -lrt $(LIBS)
+	$(Q)$(CXX) -shared -o $@ $^ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -Wl,-rpath,$(CUDA_HOME)/lib64:$(CUDA_HOME)/lib -lcudart_static -lcublasLt -lnccl -lrt $(LIBS)
 cuda: $(B)/dtrain $(B)/libdtrain_cuda.so ## the CUDA plug-in alone
 
-EMU_FLAGS := $(CPPFLAGS) -DDT_CUDA_EMU -Itests/cuda_emu/include -Ikernels/cuda $(filter-out -std=%,$(CFLAGS))
+EMU_FLAGS := $(CPPFLAGS) -DDT_CUDA_EMU -Itests/cuda_emu/include -Ikernels/cuda -fwrapv $(filter-out -std=%,$(CFLAGS))
 # every load and store of a kernel becomes a call of the emulator's
 EMU_LOOK := -fsanitize=kernel-address --param asan-instrumentation-with-call-threshold=0 --param asan-stack=0 --param asan-globals=0
 $(B)/o/emu/%.cu.o: %.cu $(B)/flags
@@ -172,18 +173,18 @@ demo: deps ## install what is missing, build, train a small GPT on real English 
 install: all ## copy to $(DESTDIR)$(PREFIX), default /usr/local
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/dtrain $(DESTDIR)$(PREFIX)/lib/lua/5.4 $(DESTDIR)$(PREFIX)/share/doc/dtrain
 	install -m 755 $(B)/dtrain $(DESTDIR)$(PREFIX)/bin/dtrain
-	install -m 644 $(B)/libdtrain_mpi.so $(DESTDIR)$(PREFIX)/lib/dtrain/libdtrain_mpi.so
+	install -m 644 $(B)/libdtrain_mpi.so $(wildcard $(B)/libdtrain_cuda.so) $(DESTDIR)$(PREFIX)/lib/dtrain
 	install -m 644 $(B)/dtrain.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/dtrain.so
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/dtrain
 	cp -R examples $(DESTDIR)$(PREFIX)/share/doc/dtrain
 
 # ---- to check ----
 test: deps ## install what is missing, build, run every test; the last line counts them
-	@$(MAKE) all tests-c $(B)/opsdoc
+	@$(MAKE) all tests-c cuda-emu $(B)/opsdoc
 	@tests/run --build $(B)
 
 test-all: deps ## the same, with every combination of strategies instead of a covering set: hours
-	@$(MAKE) all tests-c $(B)/opsdoc
+	@$(MAKE) all tests-c cuda-emu $(B)/opsdoc
 	@DT_ALL=1 tests/run --build $(B)
 
 floors: ## who may include whom (docs/tour.md): proved by reading every include

@@ -4,30 +4,21 @@
  * Called by dtl_compile (l_plan.c). */
 #include "l_graph.h"
 
-void dtl_push_axes(lua_State *L, const dt_mesh *m, int axes) {
-  lua_newtable(L);
-  for (int a = 0, n = 0; a < m->naxes; a++) {
-    if (!(axes >> a & 1)) continue;
-    lua_pushstring(L, m->name[a]);
-    lua_rawseti(L, -2, ++n);
-  }
-}
-
 /* The parameters of a bucket: { name =, shape =, begin =, numel = } in its order, begin in elements of the bucket. */
 static void push_parameters(lua_State *L, const dt_graph *g, int bucket) {
   int64_t begin = INT64_MAX;
   int k = 0;
   for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].bucket == bucket && g->param.p[i].flat < begin) begin = g->param.p[i].flat;
+    if (g->param.p[i].stored.bucket == bucket && g->param.p[i].stored.flat < begin) begin = g->param.p[i].stored.flat;
   lua_newtable(L);
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
-    if (p->bucket != bucket) continue;
+    if (p->stored.bucket != bucket) continue;
     lua_createtable(L, 0, 4);
     dtl_set_text(L, "name", p->name);
-    dtl_set_int(L, "begin", p->flat - begin);
-    dtl_set_int(L, "numel", dt_numel(&p->full));
-    dtl_push_shape(L, &p->full);
+    dtl_set_int(L, "begin", p->stored.flat - begin);
+    dtl_set_int(L, "numel", dt_numel(&p->stored.local));
+    dtl_push_shape(L, &p->stored.local);
     lua_setfield(L, -2, "shape");
     lua_rawseti(L, -2, ++k);
   }
@@ -258,31 +249,32 @@ static int trace_graph(lua_State *L) {
   return lua_call(L, 2, 0), 0;
 }
 
-static dt_status ask_question(void *ctx, dt_graph *g, dt_question q, const dt_val *scaled, dt_err *e) {
+static dt_status ask_question(void *ctx, const dt_build *b, dt_question q, const dt_val *scaled, dt_err *e) {
   dtl_verbs *c = ctx;
   verb_call v = {.c = c, .fn = q == DT_ASK_PLACE ? c->place : q == DT_ASK_PLACED ? c->placed : c->update};
   if (!v.fn) return DT_OK;
   v.scaled = q == DT_ASK_UPDATE ? scaled : NULL;
-  c->box->g = g;
+  c->box->build = *b;
   dt_status st = ask(c, trace_graph, &v, e);
   c->box->g = NULL;
   return st;
 }
 
-static dt_status ask_traced(void *ctx, int fn, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
+static dt_status ask_traced(void *ctx, int fn, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out,
+                            dt_err *e) {
   dtl_verbs *c = ctx;
-  c->box->g = g;
+  c->box->build = *b;
   verb_call v = {.c = c, .fn = fn, .bucket = bucket, .axes = axes, .in = in};
   dt_status st = ask(c, trace_bucket, &v, e);
   c->box->g = NULL;
   *out = v.out;
   return st;
 }
-static dt_status ask_reduce(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  return ask_traced(ctx, ((dtl_verbs *)ctx)->reduce, g, bucket, axes, in, out, e);
+static dt_status ask_reduce(void *ctx, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
+  return ask_traced(ctx, ((dtl_verbs *)ctx)->reduce, b, bucket, axes, in, out, e);
 }
-static dt_status ask_gather(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  return ask_traced(ctx, ((dtl_verbs *)ctx)->gather, g, bucket, axes, in, out, e);
+static dt_status ask_gather(void *ctx, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
+  return ask_traced(ctx, ((dtl_verbs *)ctx)->gather, b, bucket, axes, in, out, e);
 }
 static dt_status ask_keep(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
   dtl_verbs *c = ctx;

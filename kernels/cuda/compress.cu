@@ -2,13 +2,14 @@
  *
  * topk is exact: a block takes a row, turns values into whole numbers of the same order, finds the k-th largest bit by bit by counting, takes
  * what is above it and, of those equal to it, the first; then each of the k finds its place by counting who comes before. Equals are ordered
- * by their index, NaN counts as infinity. */
+ * by their index, NaN is above all. */
 #include "k.cuh"
 
 /* a whole number that orders as the value does */
 static __device__ inline unsigned long long key_of(const k_mem &x, int64_t i) {
+  if (!k_is_float(x.dtype)) return (unsigned long long)k_ld<int64_t>(x, i) ^ 1ull << 63;
   double v = k_ld<double>(x, i);
-  if (v != v) v = INFINITY;
+  if (v != v) return ~0ull;
   if (v == 0) v = 0; /* -0 is 0 */
   unsigned long long u;
   memcpy(&u, &v, 8);
@@ -59,7 +60,7 @@ __global__ void topk_rows(k_mem y, int64_t *at, k_mem x, int64_t rows, int64_t n
         const unsigned long long w = key_of(x, row + own[m]);
         before += w > u || (w == u && own[m] < i);
       }
-      k_st<double>(y, r * k + before, k_ld<double>(x, row + i));
+      k_move(y, r * k + before, x, row + i);
       at[r * k + before] = i;
     }
     __syncthreads();

@@ -123,6 +123,15 @@ struct k_mem {
 static inline k_mem k_of(const dt_view *v) { return {v->p, v->t.dtype}; }
 template <class C> static __device__ inline C k_ld(const k_mem &m, int64_t i) { return k_ld<C>(m.p, m.dtype, i); }
 template <class C> static __device__ inline void k_st(const k_mem &m, int64_t i, C v) { k_st<C>(m.p, m.dtype, i, v); }
+/* element j of x to element i of y, of the same dtype, as bits */
+static __device__ inline void k_move(const k_mem &y, int64_t i, const k_mem &x, int64_t j) {
+  switch (k_size(x.dtype)) {
+    case 1: ((uint8_t *)y.p)[i] = ((const uint8_t *)x.p)[j]; return;
+    case 2: ((uint16_t *)y.p)[i] = ((const uint16_t *)x.p)[j]; return;
+    case 4: ((uint32_t *)y.p)[i] = ((const uint32_t *)x.p)[j]; return;
+    default: ((uint64_t *)y.p)[i] = ((const uint64_t *)x.p)[j];
+  }
+}
 static inline void *k_at(const void *p, int dtype, int64_t i) { return (char *)(uintptr_t)p + i * (int64_t)dt_dtype_size(dtype); }
 
 /* ---- iteration spaces of up to N operands ---- */
@@ -206,6 +215,18 @@ static __device__ inline float m_pow(float x, float y) { return powf(x, y); }
 static __device__ inline double m_pow(double x, double y) { return pow(x, y); }
 static __device__ inline float m_fma(float x, float y, float z) { return fmaf(x, y, z); }
 static __device__ inline double m_fma(double x, double y, double z) { return fma(x, y, z); }
+/* of integers; all wrap around */
+static __device__ inline int64_t m_abs(int64_t x) { return x < 0 ? -x : x; }
+static __device__ inline int64_t m_floor(int64_t x) { return x; }
+static __device__ inline int64_t m_fma(int64_t a, int64_t b, int64_t c) { return a * b + c; }
+/* where b < 0 what is left of 1 / a^-b without its fraction: 0 unless a is 1 or -1 */
+static __device__ inline int64_t m_pow(int64_t a, int64_t b) {
+  if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
+  int64_t y = 1;
+  for (; b; b >>= 1, a *= a)
+    if (b & 1) y *= a;
+  return y;
+}
 template <class T> static __device__ inline T m_min(T a, T b) { return k_least()(a, b); }
 template <class T> static __device__ inline T m_max(T a, T b) { return k_most()(a, b); }
 /* what a cast to this dtype can hold */

@@ -5,15 +5,8 @@
 #include "k.cuh"
 
 static __device__ inline void put_missing(const k_mem &y, int64_t i) { k_st<double>(y, i, k_is_float(y.dtype) ? NAN : 0); }
-/* element j of x to element i of y, of the same dtype, as bits */
-static __device__ inline void move_one(const k_mem &y, int64_t i, const k_mem &x, int64_t j) {
-  switch (k_size(x.dtype)) {
-    case 1: ((uint8_t *)y.p)[i] = ((const uint8_t *)x.p)[j]; return;
-    case 2: ((uint16_t *)y.p)[i] = ((const uint16_t *)x.p)[j]; return;
-    case 4: ((uint32_t *)y.p)[i] = ((const uint32_t *)x.p)[j]; return;
-    default: ((uint64_t *)y.p)[i] = ((const uint64_t *)x.p)[j];
-  }
-}
+static __device__ inline double plus(double a, double b) { return a + b; }
+static __device__ inline int64_t plus(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); } /* wraps */
 
 /* ---- embedding ---- */
 __global__ void embed(k_mem y, k_mem ids, k_mem w, int64_t n, int64_t d, int64_t rows, int64_t base, int64_t all) {
@@ -21,7 +14,7 @@ __global__ void embed(k_mem y, k_mem ids, k_mem w, int64_t n, int64_t d, int64_t
     const int64_t i = k / d, id = k_id(ids.p, ids.dtype, i);
     if (id < 0 || id >= all) put_missing(y, k);
     else if (id < base || id >= base + rows) k_st<double>(y, k, 0);
-    else move_one(y, k, w, (id - base) * d + k % d);
+    else k_move(y, k, w, (id - base) * d + k % d);
   }
 }
 static void run_embedding(dt_call *c) {
@@ -122,7 +115,7 @@ __global__ void gather_elements(lookup q, int64_t n) {
       if (d != q.dim) off += left % q.idim[d] * q.xs[d];
     const int64_t id = k_id(q.ids.p, q.ids.dtype, e);
     if (id < 0 || id >= q.size) put_missing(q.y, e);
-    else move_one(q.y, e, q.x, off + (q.nd ? id * q.xs[q.dim] : 0));
+    else k_move(q.y, e, q.x, off + (q.nd ? id * q.xs[q.dim] : 0));
   }
 }
 /* An element of y looks through the indices of its line. */
@@ -142,7 +135,7 @@ template <class R> __global__ void scatter_elements(lookup q, int64_t n) {
     R s = q.acc ? k_ld<R>(q.y, e) : 0;
     const int64_t terms = q.nd ? q.idim[q.dim] : 1, si = q.nd ? q.is[q.dim] : 0, sx = q.nd ? q.xs[q.dim] : 0;
     for (int64_t j = 0; inside && j < terms; j++)
-      if (k_id(q.ids.p, q.ids.dtype, io + j * si) == own) s += k_ld<R>(q.x, xo + j * sx);
+      if (k_id(q.ids.p, q.ids.dtype, io + j * si) == own) s = plus(s, k_ld<R>(q.x, xo + j * sx));
     k_st<R>(q.y, e, s);
   }
 }

@@ -7,10 +7,18 @@ template <class U> __global__ void move_bits(U *d, const U *s, k_space<2> w, int
   K_EACH(i, n) d[k_offset(w, 0, i)] = s[k_offset(w, 1, i)];
 }
 __global__ void move_values(k_mem d, k_mem s, k_space<2> w, int64_t n) {
-  K_EACH(i, n) k_st<double>(d, k_offset(w, 0, i), k_ld<double>(s, k_offset(w, 1, i)));
+  if (!k_is_float(d.dtype) && !k_is_float(s.dtype)) {
+    K_EACH(i, n) k_st<int64_t>(d, k_offset(w, 0, i), k_ld<int64_t>(s, k_offset(w, 1, i)));
+  } else {
+    K_EACH(i, n) k_st<double>(d, k_offset(w, 0, i), k_ld<double>(s, k_offset(w, 1, i)));
+  }
 }
-__global__ void fill_value(k_mem d, k_space<1> w, int64_t n, double value) {
-  K_EACH(i, n) k_st<double>(d, k_offset(w, 0, i), value);
+__global__ void fill_value(k_mem d, k_space<1> w, int64_t n, dt_number value) {
+  const bool real = k_is_float(d.dtype);
+  K_EACH(i, n) {
+    if (real) k_st<double>(d, k_offset(w, 0, i), value.f);
+    else k_st<int64_t>(d, k_offset(w, 0, i), value.i);
+  }
 }
 __global__ void count_up(k_mem d, int64_t n, double start, double step) {
   K_EACH(i, n) k_st<double>(d, i, start + (double)i * step);

@@ -221,9 +221,11 @@ __global__ void cumsum_lines(k_mem out, k_mem in, int64_t lines, int64_t n, int6
     int64_t at = k / inner * inner * n + k % inner, step = inner;
     if (reverse) at += (n - 1) * step, step = -step;
     double s = 0;
+    int64_t whole = 0;
+    const bool real = k_is_float(in.dtype);
     for (int64_t i = 0; i < n; i++, at += step) {
-      s += k_ld<double>(in, at);
-      k_st<double>(out, at, s);
+      if (real) k_st<double>(out, at, s += k_ld<double>(in, at));
+      else k_st<int64_t>(out, at, whole = plus(whole, k_ld<int64_t>(in, at)));
     }
   }
 }

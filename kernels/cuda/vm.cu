@@ -20,7 +20,7 @@ struct program { /* in device memory; in[nin], out[nout], ins[nins], reg[nout] f
 struct k_vm {
   void *at;
   int64_t count;
-  bool f64;
+  int type; /* computed in: DT_F32, DT_F64 or DT_I64 */
 };
 
 static __device__ inline int64_t where(const program *v, const operand *o, int64_t i) {
@@ -43,13 +43,27 @@ static __device__ inline int64_t where(const program *v, const operand *o, int64
   return off;
 }
 
+/* what an instruction's attributes are in T; a cast's is a dtype */
+template <class T> static __device__ inline T attribute(const dt_vmi *s, int k) { return (T)s->imm[k]; }
+template <> __device__ inline int64_t attribute<int64_t>(const dt_vmi *s, int k) {
+  return s->op == DT_EW_cast ? (int64_t)s->imm[k] : s->whole[k];
+}
+/* what of a row's kind integers have no form of */
+#define REALS_ARITH false
+#define REALS_CMP false
+#define REALS_SELECT false
+#define REALS_CAST false
+#define REALS_FULL false
+#define REALS_FLOAT true
 template <class T> static __device__ inline T apply(const dt_vmi *s, const T *r) {
   const T a = s->a >= 0 ? r[s->a] : 0, b = s->b >= 0 ? r[s->b] : 0, c = s->c >= 0 ? r[s->c] : 0;
-  const T i0 = (T)s->imm[0], i1 = (T)s->imm[1];
+  const T i0 = attribute<T>(s, 0), i1 = attribute<T>(s, 1);
   (void)a, (void)b, (void)c, (void)i0, (void)i1;
   switch (s->op) {
-#define EW(name, nin, attr, kind, grad, flops, ...) \
-  case DT_EW_##name: return (T)(__VA_ARGS__);
+#define EW(name, nin, attr, kind, grad, flops, ...)                                            \
+  case DT_EW_##name:                                                                           \
+    if constexpr (!REALS_##kind || (T)0.5 != 0) return (T)(__VA_ARGS__);                      \
+    return 0;
 #include "../elementwise.def"
 #undef EW
   }
@@ -102,7 +116,7 @@ dt_status k_vm_new(const dt_vm *vm, const dt_view *in, const dt_view *out, k_vm 
   size_t bytes = sizeof(program) + sizeof(operand) * (size_t)(vm->nin + vm->nout) + sizeof(dt_vmi) * (size_t)vm->nins +
                  sizeof(int16_t) * (size_t)vm->nout;
   k_vm *made = (k_vm *)dt_xalloc(sizeof *made);
-  made->count = dt_numel(&vm->space), made->f64 = vm->f64;
+  made->count = dt_numel(&vm->space), made->type = vm->type;
   char *mem = (char *)dt_xalloc(bytes);
   lay_out(mem, vm, in, out);
   cudaError_t err = cudaMalloc(&made->at, bytes);
@@ -122,8 +136,11 @@ void k_vm_free(k_vm *v) {
 }
 void k_vm_run(const k_vm *v, void *stream) {
   if (!v->count) return;
-  if (v->f64) K_LAUNCH(run_program<double>, k_blocks(v->count), K_THREADS, stream, (const program *)v->at);
-  else K_LAUNCH(run_program<float>, k_blocks(v->count), K_THREADS, stream, (const program *)v->at);
+  const int64_t b = k_blocks(v->count);
+  const program *p = (const program *)v->at;
+  if (v->type == DT_F64) K_LAUNCH(run_program<double>, b, K_THREADS, stream, p);
+  else if (v->type == DT_I64) K_LAUNCH(run_program<int64_t>, b, K_THREADS, stream, p);
+  else K_LAUNCH(run_program<float>, b, K_THREADS, stream, p);
 }
 
 static void run(dt_call *c) { k_vm_run((const k_vm *)c->prep, c->queue); }

@@ -36,6 +36,7 @@ typedef union dt_attrs {
 #define NONE
 #define INT(name, ...) int64_t name;
 #define NUM(name, ...) double name;
+#define VALUE(name, ...) dt_number name;
 #define FLAG INT
 #define DTYPE INT
 #define PAIR(name, ...) int64_t name[2];
@@ -53,6 +54,14 @@ typedef union dt_attrs {
 } dt_attrs;
 static_assert(sizeof(dt_attrs) == DT_MAX_ATTR * sizeof(dt_attr),
               "an op of the table has more than DT_MAX_ATTR slots of attributes");
+
+/* The ids that an op looks up, as its row in the op table says: 0 to n - 1, or `ignore`. */
+typedef struct dt_ids {
+  int input; /* which of its inputs they are: contiguous integers */
+  int64_t n, ignore;
+  bool ignores;
+  const char *what, *hint; /* for messages: "label", "labels count from 0" */
+} dt_ids;
 
 typedef struct dt_pool dt_pool;
 /* Threads: `threads` in all, the caller being one. threads = 1 makes no thread. */
@@ -74,7 +83,8 @@ typedef struct dt_tick {
   int64_t nsample;
 } dt_tick;
 
-#define DT_MAX_IN 64
+#define DT_MAX_IN 64        /* of a fused program */
+#define DT_MANY (1 << 24) /* inputs of an op that takes a list */
 #define DT_MAX_OUT 8
 enum { DT_CALL_ACC0 = 1 /* add to output o instead of overwriting it: DT_CALL_ACC0 << o. Ops with flag OP_ACC only */ };
 
@@ -82,10 +92,7 @@ typedef struct dt_call {
   int nin, nout;
   const dt_view *in; /* [nin] */
   dt_view out[DT_MAX_OUT];
-  union {
-    dt_attr attr[DT_MAX_ATTR];
-    dt_attrs a;
-  };
+  dt_attrs a;
   const dt_vm *vm; /* the program: fused chains, every elementwise op, and the epilogue of a product (or NULL) */
   uint32_t flags;
   void *ws; /* workspace() bytes, 64-byte aligned, contents undefined between calls */

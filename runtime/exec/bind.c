@@ -63,8 +63,8 @@ static dt_status bind_comm(dt_exec *x, const dt_plan *p, bound *q, dt_err *e) {
     case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
     case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
     case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
-    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->attr[3].i; break;
-    case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
+    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->a.shift.by; break;
+    case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->a.broadcast.root; break;
     default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
   }
   return DT_OK;
@@ -82,7 +82,7 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j], chunk, slot);
   for (int j = 0; j < ins->nout; j++)
     c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j], chunk, slot);
-  memcpy(c->attr, ins->attr, sizeof c->attr);
+  c->a = ins->a;
   c->vm = ins->vm;
   c->flags = ins->acc;
   c->ws = x->ws;
@@ -91,8 +91,17 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   if (ins->kind == DT_I_COMM) return bind_comm(x, p, q, e);
   if (ins->kind != DT_I_KERNEL) return DT_OK;
   q->launch.op = ins->op, q->launch.name = dt_op(ins->op)->name, q->launch.file = ins->file, q->launch.line = ins->line;
-  dt_status st = dev->vt->supports(dev, ins->op) ? dev->vt->bind(dev, &q->launch, e)
-                                                 : dt_fail(e, DT_EBUG, NULL, "the device %s has no kernel for %s", dev->vt->name, dt_op(ins->op)->name);
+  if (dt_op(ins->op)->ids) {
+    const dt_type *types[DT_MAX_IN];
+    for (int j = 0; j < ins->nin; j++) types[j] = &ins->view[j].t;
+    q->check.ids = dt_op(ins->op)->ids(&c->a, types);
+    q->check.spoil = x->b[k].sum;
+    q->launch.check = &q->check;
+    dt_vec_push(&x->lookups, q);
+  }
+  dt_status st = dev->vt->supports(dev, ins->op)
+                     ? dev->vt->bind(dev, &q->launch, e)
+                     : dt_fail(e, DT_EBUG, NULL, "the device %s has no kernel for %s", dev->vt->name, q->launch.name);
   if (st && e && !*e->where && ins->file) snprintf(e->where, sizeof e->where, "%s:%d", ins->file, ins->line);
   return st;
 }
@@ -112,6 +121,7 @@ static void bind_ends(dt_exec *x, int k) {
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
+  b->sum = g->sum >= 0 ? dt_exec_view(x, k, g->sum).p : NULL;
   b->total = g->total >= 0 ? dt_exec_view(x, k, g->total).p : NULL;
 }
 
@@ -281,6 +291,7 @@ static void unbind_one(dt_exec *x, bound *q) {
 }
 
 void dt_exec_unbind(dt_exec *x) {
+  dt_vec_free(&x->lookups);
   dt_dev *dev = x->ctx->dev;
   dt_trace_detach(x, false);
   for (int k = 0; k < x->nplan; k++) {

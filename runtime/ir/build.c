@@ -6,7 +6,7 @@
 #include "rules.h"
 
 dt_build dt_build_at(dt_graph *g, dt_phase phase) {
-  return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1}};
+  return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1, .bucket = -1}};
 }
 
 dt_cursor dt_cursor_of(const dt_node *n) {
@@ -15,7 +15,8 @@ dt_cursor dt_cursor_of(const dt_node *n) {
                      .phase = (dt_phase)n->phase,
                      .serves = n->serves,
                      .block = n->block,
-                     .chunk = n->chunk};
+                     .chunk = n->chunk,
+                     .bucket = n->bucket};
 }
 
 void dt_build_block(dt_build *b, const char *name) {
@@ -33,6 +34,29 @@ void dt_build_block(dt_build *b, const char *name) {
 }
 
 /* ---- nodes ---- */
+/* What the precision pass will make of a result of a job in 16 bits. */
+static void foresee(dt_graph *g, dt_nid id, int o) {
+  const dt_node *n = &g->node.p[id];
+  const dt_op_info *op = dt_op(n->op);
+  dt_value *y = &g->val.p[n->out[o]];
+  int to = n->computes ? n->computes - 1 : g->low;
+  if (y->t.dtype != DT_F32 || y->t.nd == 0 || (o && op->flags & OP_STATS)) return;
+  if (!n->computes && n->nin) {
+    dt_type *now = dt_xalloc((size_t)n->nin * sizeof *now);
+    const dt_type **in = dt_xalloc((size_t)n->nin * sizeof *in);
+    for (int k = 0; k < n->nin; k++) {
+      const dt_value *x = &g->val.p[n->in[k]];
+      now[k] = x->t, in[k] = &now[k];
+      if (x->becomes) now[k].dtype = (uint8_t)(x->becomes - 1);
+    }
+    to = n->op == DT_OP_cast     ? DT_F32
+         : dt_op_promotes(n->op) ? dt_result_dtype(in, n->nin)
+                                 : dt_op_float(n->op, in, n->nin, g->low);
+    free(now), free(in);
+  }
+  if (to != DT_F32 && dt_is_float(to)) y->becomes = (uint8_t)(1 + to);
+}
+
 dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_attrs *a, const dt_type *out,
                        int nout) {
   dt_graph *g = b->g;
@@ -41,19 +65,20 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
   dt_node n = {.op = (uint16_t)op,
                .phase = (uint8_t)at->phase,
                .flags = at->flags,
+               .computes = at->computes,
                .stage = -1,
                .chunk = at->chunk,
                .block = at->serves >= 0 ? g->node.p[at->serves].block : at->block,
-               .nin = (int16_t)nin,
+               .nin = nin,
                .nout = (int16_t)nout,
                .serves = at->serves,
                .line = at->line,
                .reason = at->reason,
-               .order = -1};
+               .bucket = at->bucket};
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (a) n.a = *a;
-  else dt_op_defaults(op, n.attr);
+  else dt_op_defaults(op, &n.a);
   /* a run of nodes comes from one file: share the text with the node before */
   const dt_node *last = id ? &g->node.p[id - 1] : NULL;
   if (last && last->file && at->file && !strcmp(last->file, at->file)) n.file = last->file;
@@ -66,6 +91,8 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
     dt_vec_push(&g->val, v);
   }
   dt_view_derive(g, id);
+  if (g->low != DT_F32 && g->level == DT_TRACED)
+    for (int o = 0; o < nout; o++) foresee(g, id, o);
   return id;
 }
 
@@ -117,7 +144,7 @@ dt_status dt_build_node(dt_build *b, int op, const dt_val *in, int nin, const dt
   DT_TRY(check_inputs(g, op, in, nin, where, e));
   dt_attrs a;
   if (given) a = *given;
-  else dt_op_defaults(op, a.slot);
+  else dt_op_defaults(op, &a);
 
   const dt_type **types = dt_xalloc((size_t)nin * sizeof *types);
   dt_val *vals = dt_xalloc((size_t)nin * sizeof *vals);
@@ -154,7 +181,11 @@ dt_val dt_build3(dt_build *b, int op, dt_val x, dt_val y, dt_val z) {
 
 dt_val dt_build_full(dt_build *b, double v, int dtype, int nd, const int64_t *dim) {
   return dt_build_op(b, DT_OP_full, NULL, 0,
-                     &(dt_attrs){.full = {.value = v, .dtype = dtype, .shape = list_of(nd, dim)}});
+                     &(dt_attrs){.full = {.value = dt_number_of(v), .dtype = dtype, .shape = list_of(nd, dim)}});
+}
+
+dt_val dt_build_number(dt_build *b, dt_number v, int dtype) {
+  return dt_build_op(b, DT_OP_full, NULL, 0, &(dt_attrs){.full = {.value = v, .dtype = dtype}});
 }
 
 dt_val dt_build_scalar(dt_build *b, double v, int dtype) { return dt_build_full(b, v, dtype, 0, NULL); }
@@ -223,8 +254,8 @@ dt_val dt_build_vector(dt_build *b, int op, int dtype, int64_t n, const char *na
 dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *reason) {
   dt_graph *g = b->g;
   dt_attrs a;
-  dt_op_defaults(op, a.slot);
-  dt_group_set(g, a.slot, c.group);
+  dt_op_defaults(op, &a);
+  dt_group_set(g, &a, c.group);
   int n = dt_group_size(&g->mesh, c.group);
   if (op == DT_OP_all_reduce) a.all_reduce.red = c.red;
   if (op == DT_OP_reduce_scatter) a.reduce_scatter.red = c.red, a.reduce_scatter.n = n, a.reduce_scatter.own = c.own;
@@ -234,39 +265,3 @@ dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *
   dt_node_of(g, r)->reason = reason;
   return r;
 }
-
-/* ---- with the cursor that the graph keeps ---- */
-dt_build dt_build_here(const dt_graph *g) {
-  return (dt_build){
-      (dt_graph *)g,
-      {.file = g->file, .line = g->line, .phase = g->phase, .serves = g->serves, .block = g->block, .chunk = g->chunk}};
-}
-#define HERE (&(dt_build[]){dt_build_here(g)}[0])
-void dt_graph_block(dt_graph *g, const char *name) {
-  dt_build b = dt_build_here(g);
-  dt_build_block(&b, name);
-  g->block = b.at.block;
-}
-dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e) {
-  return dt_build_node(HERE, op, in, nin, (const dt_attrs *)attr, out, e);
-}
-dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
-                      int nout) {
-  return dt_build_append(HERE, op, in, nin, (const dt_attrs *)attr, out, nout);
-}
-dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr) {
-  return dt_build_op(HERE, op, in, nin, (const dt_attrs *)attr);
-}
-dt_val dt_b1(dt_graph *g, int op, dt_val a) { return dt_build1(HERE, op, a); }
-dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b) { return dt_build2(HERE, op, a, b); }
-dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim) {
-  return dt_build_full(HERE, v, dtype, nd, dim);
-}
-dt_val dt_scalar(dt_graph *g, double v, int dtype) { return dt_build_scalar(HERE, v, dtype); }
-dt_val dt_cast(dt_graph *g, dt_val x, int dtype) { return dt_build_cast(HERE, x, dtype); }
-dt_val dt_reshape(dt_graph *g, dt_val x, int nd, const int64_t *dim) { return dt_build_reshape(HERE, x, nd, dim); }
-dt_val dt_permute(dt_graph *g, dt_val x, const int *perm) { return dt_build_permute(HERE, x, perm); }
-dt_val dt_reduce(dt_graph *g, int op, dt_val x, int ndims, const int *dims, bool keepdim) {
-  return dt_build_reduce(HERE, op, x, ndims, dims, keepdim);
-}
-dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name) { return dt_build_leaf(HERE, op, t, name); }

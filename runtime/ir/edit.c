@@ -40,8 +40,8 @@ static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
     fn(&p->val, ctx);
     fn(&p->grad, ctx);
     fn(&p->compute, ctx);
-    if (g->level >= DT_REDUCED) fn(&p->own, ctx);
-    for (int k = 0; k < p->nstate; k++) fn(&p->state[k], ctx);
+    fn(&p->stored.own, ctx);
+    for (int k = 0; k < p->nstate; k++) fn(&p->state[k].val, ctx);
   }
   for (int i = 0; i < g->buf.n; i++) fn(&g->buf.p[i].val, ctx);
   for (int i = 0; i < g->input.n; i++) fn(&g->input.p[i].val, ctx);
@@ -52,6 +52,7 @@ static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
   fn(&g->loss, ctx);
   fn(&g->count, ctx);
   fn(&g->stats, ctx);
+  fn(&g->sum, ctx);
   fn(&g->total, ctx);
   fn(&g->norm, ctx);
 }
@@ -90,7 +91,6 @@ void dt_graph_compact(dt_graph *g) {
   each_ref(g, renumber, val);
   g->val.n = values;
   g->node.n = nodes;
-  if (g->serves >= 0) g->serves = node[g->serves];
   free(val);
   free(node);
 }
@@ -115,15 +115,35 @@ void dt_graph_prune(dt_graph *g, dt_nid from) {
   dt_graph_compact(g);
 }
 
-dt_val dt_graph_state(dt_graph *g, const dt_buf *b, const dt_type *t) {
-  dt_buf c = *b;
-  c.val = dt_leaf(g, DT_OP_buffer, t, c.name);
-  if (c.own) g->val.p[c.val].region = DT_REG_STATE;
-  dt_vec_push(&g->buf, c);
-  return c.val;
+dt_val dt_graph_param(dt_build *b, const dt_param *declared, const dt_type *t) {
+  dt_param p = {.name = declared->name,
+                .whole = *t,
+                .init = declared->init,
+                .trainable = declared->trainable,
+                .group = declared->group,
+                .file = b->at.file,
+                .line = b->at.line,
+                .grad = -1,
+                .compute = -1,
+                .staged = {.counted = true},
+                .stored = {.flat = -1, .bucket = -1, .own = -1}};
+  for (int k = 0; k < DT_MAX_STATE; k++) p.state[k].val = -1;
+  p.val = dt_build_leaf(b, DT_OP_param, t, p.name);
+  dt_vec_push(&b->g->param, p);
+  return p.val;
 }
 
-void dt_graph_between(dt_graph *g) {
-  g->level = DT_UPDATED;
-  g->phase = DT_UPD;
+dt_val dt_graph_param_state(dt_build *b, int param, const dt_state *s, const dt_type *t) {
+  dt_param *p = &b->g->param.p[param];
+  dt_state *to = &p->state[p->nstate++];
+  *to = *s;
+  return to->val = dt_build_leaf(b, DT_OP_state, t, s->name);
+}
+
+dt_val dt_graph_state(dt_build *b, const dt_buf *state, const dt_type *t) {
+  dt_buf c = *state;
+  c.val = dt_build_leaf(b, DT_OP_buffer, t, c.name);
+  if (c.own) b->g->val.p[c.val].region = DT_REG_STATE;
+  dt_vec_push(&b->g->buf, c);
+  return c.val;
 }

@@ -26,6 +26,7 @@ dt_status shape_elementwise(dt_shape_ctx *s) {
   bool of_truth = s->opid == DT_OP_add || s->opid == DT_OP_mul || s->opid == DT_OP_minimum || s->opid == DT_OP_maximum;
   if (t.dtype == DT_BOOL && !of_truth)
     return fail(s, "has no meaning for bool; convert with :to \"i64\" or :to \"f32\"");
+  DT_TRY(shape_values(s, t.dtype));
   return one(s, t);
 }
 
@@ -73,7 +74,7 @@ void grad_pow(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_val x = X, k = in_of(b, n, 1), y = Y, gy = GY;
   const dt_node *e = dt_node_of(b->g, k);
   if (e->op == DT_OP_full) {
-    double c = e->a.full.value;
+    double c = e->a.full.value.f;
     if (c == 0) { /* x^0 is 1 everywhere */
       const dt_type t = *dt_type_of(b->g, x);
       gin[0] = dt_build_full(b, 0, t.dtype, t.nd, t.dim);
@@ -131,4 +132,7 @@ UNARY(grad_gelu_tanh, dt_build2(b, DT_OP_gelu_tanh_bwd, GY, X))
 UNARY(grad_silu, dt_build2(b, DT_OP_silu_bwd, GY, X))
 UNARY(grad_softplus, mul(b, GY, dt_build1(b, DT_OP_sigmoid, X)))
 UNARY(grad_clamp, same_attrs(b, n, DT_OP_clamp_bwd, (dt_val[]){GY, X}, 2))
-UNARY(grad_cast, GY)
+/* Where the script asked for a dtype, the gradient goes back to that of the input, which the precision pass knows. */
+UNARY(grad_cast, b->g->node.p[n].computes
+                     ? dt_build_op(b, DT_OP_cast, &GY, 1, &(dt_attrs){.cast = {dt_type_of(b->g, X)->dtype}})
+                     : GY)

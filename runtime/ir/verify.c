@@ -110,13 +110,12 @@ static dt_status types_ok(const checker *c) {
   if (n->op == DT_OP_send) return n->nout == 0 ? DT_OK : bad(c, "makes %d values", n->nout);
   if (n->op == DT_OP_recv) return n->nout == 1 ? DT_OK : bad(c, "receives %d values, not one", n->nout);
   if (o->flags & OP_LEAF) return n->nout == 1 ? DT_OK : bad(c, "a leaf has one value, not %d", n->nout);
-  dt_attr a[DT_MAX_ATTR];
-  memcpy(a, n->attr, sizeof a);
+  dt_attrs a = n->a;
   int nin = dt_own_inputs(n->nin, n->vm);
   const dt_type **in = dt_xalloc((size_t)nin * sizeof *in);
   for (int i = 0; i < nin; i++) in[i] = dt_type_of(c->g, n->in[i]);
   dt_err e = {0};
-  dt_shape_ctx s = {.op = o->name, .nin = nin, .in = in, .attr = a, .e = &e, .opid = n->op};
+  dt_shape_ctx s = {.op = o->name, .nin = nin, .in = in, .a = &a, .e = &e, .opid = n->op};
   dt_status st = o->shape(&s);
   free(in);
   if (st) return bad(c, "%s", e.text);
@@ -158,7 +157,7 @@ static dt_status lists_ok(const dt_graph *g, dt_err *e) {
     REF(p->val, "parameters");
     REF(p->grad, "gradients");
     REF(p->compute, "compute copies");
-    for (int k = 0; k < p->nstate; k++) REF(p->state[k], "states");
+    for (int k = 0; k < p->nstate; k++) REF(p->state[k].val, "states");
     if (p->val >= 0 && !(dt_op(g->node.p[g->val.p[p->val].node].op)->flags & OP_LEAF))
       return dt_fail(e, DT_EBUG, NULL, "%s graph: parameter %s is no leaf", dt_level_name[g->level], p->name);
   }

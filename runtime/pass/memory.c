@@ -173,7 +173,8 @@ static void place_persistent(const home *h, int64_t bytes[DT_NREG], life_list *w
       if (x->root != v || (h->from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
       const dt_node *p = &g->node.p[x->node];
       int64_t size = up(dt_nbytes(&x->t));
-      bool crosses = h->to[v] > last_micro && h->from[v] <= last_micro; /* read by the update: at one place in all plans */
+      bool crosses = h->to[v] > last_micro &&
+                     h->from[v] <= last_micro; /* read by the update: at one place in all plans */
       bool stay = leaf || h->keep[v];
       if (x->region == DT_REG_COMM && !crosses && !stay) h->wire[v] = 1, x->region = 0;
       if (stay || x->region || p->phase == DT_PRE || crosses) {
@@ -256,7 +257,7 @@ static int64_t find_workspace(const dt_graph *g, const dt_spec *s) {
     if ((n->flags & DT_NODE_DEAD) || (dt_op(n->op)->flags & (OP_VIEW | OP_LEAF | OP_COMM))) continue;
     dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(n->nin + 1));
     dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .vm = n->vm, .flags = n->acc};
-    memcpy(c.attr, n->attr, sizeof c.attr);
+    c.a = n->a;
     for (int k = 0; k < n->nin; k++) {
       in[k].t = g->val.p[n->in[k]].t;
       memcpy(in[k].stride, g->val.p[n->in[k]].stride, sizeof in[k].stride);

@@ -121,7 +121,7 @@ static dt_status ask(placer *p, site *s, dt_nid id, int a) {
                     .in = s->in,
                     .want = s->want,
                     .enter = s->enters,
-                    .attr = s->a.slot,
+                    .a = &s->a,
                     .late = -1,
                     .e = p->e,
                     .where = s->where};
@@ -192,6 +192,7 @@ static dt_status build(placer *p, site *s) {
   int nin = s->late >= 0 ? s->late : n->nin; /* the late input is the last one */
   dt_status st = DT_OK;
   for (int k = 0; k < nin; k++) x[k] = dt_place_get(p, n->in[k], s->all[k], s->mask[k]);
+  p->b.at.computes = n->computes;
   if (s->classes >= 0) {
     const dt_type *logits = &p->whole[n->in[0]];
     dt_place_classes(p, s->classes, x[0], x[1], &s->a, logits->dim[logits->nd - 1], &out[0], &out[1]);
@@ -242,8 +243,7 @@ static dt_status place_all(placer *p, dt_nid n0) {
   }
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
-  p->op = "a result",
-  p->b.at = (dt_cursor){.file = g->file, .line = g->line, .phase = DT_FWD, .serves = -1, .block = -1, .chunk = -1};
+  p->op = "a result", p->b = dt_build_at(g, DT_FWD);
   if (g->loss >= 0) g->loss = dt_place_get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = dt_place_get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = dt_place_get(p, g->output.p[i], whole, 0);
@@ -270,6 +270,7 @@ static dt_status place(placer *p) {
   dt_status st = place_all(p, n0);
   if (!st) {
     dt_place_settle(p);
+    dt_place_inputs(g);
     dt_graph_prune(g, g->node.n);
   }
   free(p->whole), free(p->now), free(p->user), free(p->first);
@@ -282,11 +283,10 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   if (g->level != DT_TRACED) return dt_fail(e, DT_EBUG, NULL, "place: the graph is %s", dt_level_name[g->level]);
   placer p = {.b = dt_build_at(g, DT_FWD), .g = g, .s = s, .e = e, .nv = g->val.n};
   bool said = false; /* a script's own placements go, whatever the mesh */
-  for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS) p.axis[p.naxes++] = a;
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = p.naxes || said ? place(&p) : DT_OK;
-  g->level = DT_PLACED, g->block = -1;
+  g->level = DT_PLACED;
   return st;
 }

@@ -9,9 +9,11 @@ typedef struct dt_hold {
   int fd; /* -1: none */
   char *dir;
   char run[40]; /* id of the run that had the folder before, empty: none */
+  struct pulse
+      *pulse; /* where the file system has no locks: counts in run.json while this process lives; NULL: it is locked */
 } dt_hold;
 /* Makes the folder and takes it for this process; the hold of a process that is dead does not count. Waits for two seconds for one that is just
- * ending. An error names the run that has it, its process and host. */
+ * ending; without locks, for a minute for the count of one on another host. An error names the run that has it, its process and host. */
 dt_status dt_hold_take(dt_hold *h, const char *dir, dt_err *e);
 dt_status dt_hold_name(dt_hold *h, const char *run, dt_err *e); /* the folder is this run's from now on */
 void dt_hold_drop(dt_hold *h);                                  /* also of a zeroed one */
@@ -28,6 +30,10 @@ dt_status dt_folder_tidy(const char *dir, dt_err *e);
 dt_status dt_folder_remove(const char *dir, const char *name, bool *stays, dt_err *e);
 /* Removes all but the `keep` newest checkpoints; that of `always` stays beside them. What cannot go is named in a warning. */
 dt_status dt_folder_prune(const char *dir, int keep, int64_t always, dt_err *e);
+/* What a new run replaces lies aside, in dir/replaced, until that run has a checkpoint. Makes the folder. */
+dt_status dt_folder_aside(const char *dir, dt_err *e);
+dt_status dt_folder_replace(const char *dir, int64_t step, dt_err *e); /* puts this checkpoint there */
+dt_status dt_folder_settle(const char *dir, dt_err *e); /* removes what lies there; what dtrain did not write stays */
 /* Whether a checkpoint can be written there: makes and removes one's folder with a file of a few bytes. */
 dt_status dt_folder_try(const char *dir, dt_err *e);
 

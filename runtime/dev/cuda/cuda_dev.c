@@ -21,6 +21,17 @@ static dt_status status_of(cuda_stream *s, dt_err *e) {
   return s->err.code;
 }
 
+/* What the device has found since the host last looked. */
+static void collect(dt_dev *b) {
+  cuda_dev *d = (cuda_dev *)b;
+  for (int i = 0; i < d->lookup.n; i++) {
+    const cuda_lookup *l = &d->lookup.p[i];
+    if (!l->record[0]) continue;
+    l->check->found = true, l->check->bad = l->record[1];
+    l->record[0] = 0;
+  }
+}
+
 /* ---- memory ---- */
 static dt_status cuda_alloc(dt_dev *d, int64_t bytes, void **p, dt_err *e) {
   *p = NULL;
@@ -94,6 +105,7 @@ static dt_status cuda_wait(dt_stream *b, dt_event ev, dt_err *e) {
 static dt_status cuda_sync(dt_event ev, dt_err *e) {
   cuda_stream *s = (cuda_stream *)ev.stream;
   dt_cuda_note(s, cudaEventSynchronize(s->event[ev.at % CUDA_EVENTS]), "the work before an event");
+  collect(s->b.dev);
   return status_of(s, e);
 }
 static void cuda_watch(dt_stream *b, void (*done)(void *ctx, void *call_ctx, int64_t start, int64_t end), void *ctx) {
@@ -127,6 +139,7 @@ static dt_status cuda_get(dt_stream *b, void *host, const void *from, size_t n, 
   DT_TRY(status_of(s, e));
   dt_cuda_note(s, cudaMemcpyAsync(host, from, n, cudaMemcpyDeviceToHost, s->s), "a copy to the host");
   dt_cuda_note(s, cudaStreamSynchronize(s->s), "the work of a stream");
+  collect(b->dev);
   return status_of(s, e);
 }
 static dt_status cuda_map(dt_stream *b, void *p, size_t n, void **host, dt_err *e) {
@@ -172,8 +185,15 @@ static void allow(const dt_launch *l) {
   for (int i = 0; i < c->nout; i++) emu_allow(c->out[i].p, (size_t)dt_view_span(&c->out[i]), 1, "output", i);
   if (c->ws_bytes) emu_allow(c->ws, c->ws_bytes, 1, "workspace", -1);
   for (int i = 0; i < c->nin; i++) emu_allow(c->in[i].p, (size_t)dt_view_span(&c->in[i]), 0, "input", i);
+  if (l->check && l->check->spoil) emu_allow(l->check->spoil, sizeof *l->check->spoil, 1, "the sum of losses", -1);
 }
 #endif
+static void check_ids(cuda_stream *s, const dt_launch *l) {
+  const cuda_dev *d = (const cuda_dev *)s->b.dev;
+  for (int i = 0; i < d->lookup.n && !l->check->found; i++)
+    if (d->lookup.p[i].check == l->check)
+      k_cuda_check_ids(s->s, &l->call.in[l->check->ids.input], &l->check->ids, l->check->spoil, d->lookup.p[i].record);
+}
 static void cuda_launch(dt_stream *b, dt_launch *l) {
   cuda_stream *s = (cuda_stream *)b;
   if (s->err.code) return;
@@ -181,6 +201,7 @@ static void cuda_launch(dt_stream *b, dt_launch *l) {
 #ifdef DT_CUDA_EMU
   allow(l);
 #endif
+  if (l->check) check_ids(s, l);
   l->kernel->run(&l->call);
 #ifdef DT_CUDA_EMU
   emu_end();
@@ -195,12 +216,25 @@ static size_t cuda_workspace(const dt_call *c, int op, int threads) {
   return k->workspace ? k->workspace(c, threads) : 0;
 }
 static dt_status cuda_bind(dt_dev *d, dt_launch *l, dt_err *e) {
-  l->kernel = &((cuda_dev *)d)->kernels[l->op];
+  cuda_dev *c = (cuda_dev *)d;
+  l->kernel = &c->kernels[l->op];
+  if (l->check) {
+    cuda_lookup k = {.check = l->check};
+    if (cudaMallocHost((void **)&k.record, 2 * sizeof *k.record))
+      return dt_fail(e, DT_ENOMEM, NULL, "no pinned memory for what %s looks up", l->name);
+    k.record[0] = 0;
+    dt_vec_push(&c->lookup, k);
+  }
   return l->kernel->prepare ? l->kernel->prepare(&l->call, e) : DT_OK;
 }
 static void cuda_release(dt_dev *d, dt_launch *l) {
-  (void)d;
+  cuda_dev *c = (cuda_dev *)d;
   if (l->kernel && l->kernel->release) l->kernel->release(&l->call);
+  for (int i = 0; l->check && i < c->lookup.n; i++)
+    if (c->lookup.p[i].check == l->check) {
+      cudaFreeHost(c->lookup.p[i].record);
+      c->lookup.p[i--] = c->lookup.p[--c->lookup.n];
+    }
 }
 
 const struct dt_dev_vt dt_cuda_vt = {.name = DT_CUDA_NAME,

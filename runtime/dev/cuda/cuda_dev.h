@@ -10,9 +10,14 @@
 #else
 #define DT_CUDA_NAME "cuda"
 #endif
+typedef struct cuda_lookup { /* an operation's ids are checked on the device */
+  dt_id_check *check;
+  int64_t *record; /* {found, the id} in pinned memory; what is found goes to `check` when the host next waits */
+} cuda_lookup;
 typedef struct cuda_dev {
   dt_dev b;
   const dt_kernel *kernels;
+  DT_VEC(cuda_lookup) lookup;
 } cuda_dev;
 extern const struct dt_dev_vt dt_cuda_vt;
 

@@ -54,11 +54,14 @@ static dt_status open_gpu(int number, int rank, dt_dev **out, dt_err *e) {
   if (!err) err = cudaSetDevice(number);
   if (err) return dt_fail(e, DT_EIO, NULL, "GPU %d does not open: %s", number, cudaGetErrorString(err));
   cuda_dev *d = dt_xalloc(sizeof *d);
-  *d = (cuda_dev){{&dt_cuda_vt, false}, k_cuda_kernels()};
+  *d = (cuda_dev){.b = {&dt_cuda_vt, false}, .kernels = k_cuda_kernels()};
   *out = &d->b;
   return DT_OK;
 }
-static void close_gpu(dt_dev *d) { free(d); }
+static void close_gpu(dt_dev *d) {
+  dt_vec_free(&((cuda_dev *)d)->lookup);
+  free(d);
+}
 
 dt_status dt_nccl_fabric(dt_dev *d, struct dt_comm *host, struct dt_fabric **out, dt_err *e); /* runtime/comm/nccl */
 
