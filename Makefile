@@ -216,11 +216,11 @@ $(B)/bench/%: tests/bench/%.c $(B)/libdtrain_core.a
 	$(Q)OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
 
 asan: ## C tests and a few scripts under AddressSanitizer and the leak checker, in build-asan/
-	@$(MAKE) B=build-asan OPT="-O1 -g -fno-omit-frame-pointer" SAN=-fsanitize=address all tests-c
+	@$(MAKE) B=build-asan CUDA=0 OPT="-O1 -g -fno-omit-frame-pointer" SAN=-fsanitize=address all tests-c
 	@sh tests/tools/sanitized.sh build-asan
 
 ubsan: ## the same under UndefinedBehaviorSanitizer, in build-ubsan/
-	@$(MAKE) B=build-ubsan OPT="-O1 -g" SAN="-fsanitize=undefined -fno-sanitize-recover=undefined" all tests-c
+	@$(MAKE) B=build-ubsan CUDA=0 OPT="-O1 -g" SAN="-fsanitize=undefined -fno-sanitize-recover=undefined" all tests-c
 	@sh tests/tools/sanitized.sh build-ubsan
 
 FUZZ_SECONDS ?= 20

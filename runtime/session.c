@@ -115,7 +115,8 @@ static dt_status open_gpu(dt_ctx *c, const dt_cuda_plugin **p, dt_dev **dev, dt_
   DT_TRY(st);
   int n = (*p)->count(), number = c->comm->local_rank;
   if (number >= n)
-    return dt_fail(e, DT_EUSER, NULL, "%d ranks on this host, which has %d GPU%s; start at most one rank for each GPU", c->comm->local_size, n, n == 1 ? "" : "s");
+    return dt_fail(e, DT_EUSER, NULL, "%d ranks on this host, which has %d GPU%s; start at most one rank for each GPU",
+                   c->comm->local_size, n, n == 1 ? "" : "s");
   return (*p)->open(number, c->comm->rank, dev, e);
 }
 
@@ -124,7 +125,10 @@ dt_status dt_ctx_device(dt_ctx *c, const char *want, dt_err *e) {
   if (!any && strcmp(want, "cpu") && strcmp(want, "cuda"))
     return dt_fail(e, DT_EUSER, NULL, "the device %s is unknown; cpu, cuda and auto work", want);
   if (!strcmp(want, "cpu") || c->cuda)
-    return !c->cuda == !strcmp(want, "cpu") || any ? DT_OK : dt_fail(e, DT_EUSER, NULL, "an engine of this process already runs on a GPU, and another asks for the CPU; give --device once");
+    return !c->cuda == !strcmp(want, "cpu") || any ? DT_OK
+                                                   : dt_fail(e, DT_EUSER, NULL,
+                                                             "an engine of this process already runs on a GPU, and "
+                                                             "another asks for the CPU; give --device once");
   const dt_cuda_plugin *p = NULL;
   dt_dev *dev = NULL;
   dt_err why = {0};

@@ -32,7 +32,9 @@ static __device__ inline int64_t seen(const att &a, int64_t t) { /* keys that qu
   return a.causal ? k_max<int64_t>(0, k_min(a.S, t + a.ahead + 1)) : a.S;
 }
 /* `tile` rows of x from t0 on, D apart, into shared memory; zeros behind the last of `rows` */
-template <class C> static __device__ inline void fetch(const att &a, C *to, const quad &x, int64_t b, int64_t h, int64_t t0, int64_t rows) {
+template <class C>
+static __device__ inline void fetch(const att &a, C *to, const quad &x, int64_t b, int64_t h, int64_t t0,
+                                    int64_t rows) {
   K_ALONG(i, a.tile * a.D) to[i] = t0 + i / a.D < rows ? get<C>(x, b, h, t0 + i / a.D, i % a.D) : 0;
 }
 /* 8192 floats or 4096 doubles hold two tiles */
@@ -43,7 +45,8 @@ template <class C, int D> __global__ void forward(att a) {
   C *ks = kv, *vs = kv + a.tile * a.D;
   const int64_t strips = (a.T + QUERIES - 1) / QUERIES;
   for (int64_t unit = blockIdx.x; unit < a.B * a.H * strips; unit += gridDim.x) {
-    const int64_t first = unit % strips * QUERIES, h = unit / strips % a.H, b = unit / strips / a.H, g = h / (a.H / a.Hk);
+    const int64_t first = unit % strips * QUERIES, h = unit / strips % a.H, b = unit / strips / a.H,
+                  g = h / (a.H / a.Hk);
     const int64_t t = first + threadIdx.x, last = k_min<int64_t>(first + QUERIES, a.T) - 1;
     const int64_t own = t < a.T ? seen(a, t) : 0, most = seen(a, last);
     C q[D], o[D], m = -(C)INFINITY, sum = 0;
@@ -88,7 +91,8 @@ template <class C, int D> __global__ void query_gradient(att a) {
   C *ks = kv, *vs = kv + a.tile * a.D;
   const int64_t strips = (a.T + QUERIES - 1) / QUERIES;
   for (int64_t unit = blockIdx.x; unit < a.B * a.H * strips; unit += gridDim.x) {
-    const int64_t first = unit % strips * QUERIES, h = unit / strips % a.H, b = unit / strips / a.H, g = h / (a.H / a.Hk);
+    const int64_t first = unit % strips * QUERIES, h = unit / strips % a.H, b = unit / strips / a.H,
+                  g = h / (a.H / a.Hk);
     const int64_t t = first + threadIdx.x, last = k_min<int64_t>(first + QUERIES, a.T) - 1;
     const int64_t own = t < a.T ? seen(a, t) : 0, most = seen(a, last);
     const C lse = own ? get<C>(a.lse, b, h, t, 0) : 0, off = own ? offset<C>(a, b, h, t) : 0;
@@ -121,13 +125,15 @@ template <class C, int D> __global__ void key_gradients(att a) {
   C *qs = qg, *gs = qg + a.tile * a.D;
   const int64_t strips = (a.S + QUERIES - 1) / QUERIES, heads = a.H / a.Hk;
   for (int64_t unit = blockIdx.x; unit < a.B * a.Hk * strips; unit += gridDim.x) {
-    const int64_t first = unit % strips * QUERIES, g = unit / strips % a.Hk, b = unit / strips / a.Hk, s = first + threadIdx.x;
+    const int64_t first = unit % strips * QUERIES, g = unit / strips % a.Hk, b = unit / strips / a.Hk,
+                  s = first + threadIdx.x;
     C k[D], v[D], gk[D], gv[D];
     for (int d = 0; d < D; d++) {
       const bool in = s < a.S && d < a.D;
       k[d] = in ? get<C>(a.k, b, g, s, d) : 0, v[d] = in ? get<C>(a.v, b, g, s, d) : 0, gk[d] = gv[d] = 0;
     }
-    const int64_t from = a.causal ? k_max<int64_t>(0, first - a.ahead) : 0; /* the first query that sees a key of this strip */
+    const int64_t from = a.causal ? k_max<int64_t>(0, first - a.ahead)
+                                  : 0; /* the first query that sees a key of this strip */
     for (int64_t h = g * heads; h < (g + 1) * heads; h++)
       for (int64_t t0 = from; t0 < a.T; t0 += a.tile) {
         __syncthreads();
@@ -172,10 +178,16 @@ static att setup(const dt_call *c) {
   a.tile = k_max<int64_t>(1, k_min<int64_t>(KEYS, fit));
   return a;
 }
-#define HEADS(kernel, blocks)                                                                                      \
-  do {                                                                                                             \
-    if (f64) { if (a.D <= 64) ATT((kernel<double, 64>), blocks); else ATT((kernel<double, 256>), blocks); }        \
-    else { if (a.D <= 64) ATT((kernel<float, 64>), blocks); else if (a.D <= 128) ATT((kernel<float, 128>), blocks); else ATT((kernel<float, 256>), blocks); } \
+#define HEADS(kernel, blocks)                                 \
+  do {                                                        \
+    if (f64) {                                                \
+      if (a.D <= 64) ATT((kernel<double, 64>), blocks);       \
+      else ATT((kernel<double, 256>), blocks);                \
+    } else {                                                  \
+      if (a.D <= 64) ATT((kernel<float, 64>), blocks);        \
+      else if (a.D <= 128) ATT((kernel<float, 128>), blocks); \
+      else ATT((kernel<float, 256>), blocks);                 \
+    }                                                         \
   } while (0)
 #define ATT(kernel, blocks) K_LAUNCH(kernel, k_row_blocks(blocks), QUERIES, c->queue, a)
 
@@ -192,14 +204,18 @@ static void run_backward(dt_call *c) {
   a.o = quad_of(&c->in[3], bthd), a.lse = lse_of(&c->in[4]), a.go = quad_of(&c->in[5], bthd);
   if (c->nin > 6) a.glse = lse_of(&c->in[6]);
   a.gq = quad_of(&c->out[0], bthd), a.gk = quad_of(&c->out[1], bthd), a.gv = quad_of(&c->out[2], bthd);
-  const int64_t queries = a.B * a.H * ((a.T + QUERIES - 1) / QUERIES), keys = a.B * a.Hk * ((a.S + QUERIES - 1) / QUERIES);
+  const int64_t queries = a.B * a.H * ((a.T + QUERIES - 1) / QUERIES),
+                keys = a.B * a.Hk * ((a.S + QUERIES - 1) / QUERIES);
   if (queries) HEADS(query_gradient, queries);
   if (keys) HEADS(key_gradients, keys);
 }
 static dt_status prepare(dt_call *c, dt_err *e) {
   const att a = setup(c);
   if (a.D <= MOST_D) return DT_OK;
-  return dt_fail(e, DT_EUSER, NULL, "attention on a GPU has heads of up to %d elements, these have %lld; more heads of fewer elements would do", MOST_D, (long long)a.D);
+  return dt_fail(
+      e, DT_EUSER, NULL,
+      "attention on a GPU has heads of up to %d elements, these have %lld; more heads of fewer elements would do",
+      MOST_D, (long long)a.D);
 }
 KERNEL(attention) = {run_forward, NULL, prepare, NULL};
 KERNEL(attention_bwd) = {run_backward, NULL, prepare, NULL};

@@ -9,7 +9,9 @@ struct batch_norm {
   int64_t n, c, s;
 };
 /* element i of channel k */
-static __device__ inline int64_t at(const batch_norm &q, int64_t k, int64_t i) { return (i / q.s * q.c + k) * q.s + i % q.s; }
+static __device__ inline int64_t at(const batch_norm &q, int64_t k, int64_t i) {
+  return (i / q.s * q.c + k) * q.s + i % q.s;
+}
 
 template <class C> __global__ void forward(batch_norm q) {
   const int64_t count = q.n * q.s;
@@ -61,7 +63,8 @@ template <class C> __global__ void backward(batch_norm q) {
 static batch_norm setup(const dt_call *c, const dt_view *x) {
   batch_norm q;
   memset(&q, 0, sizeof q);
-  q.x = k_of(x), q.y = k_of(&c->out[0]), q.training = c->a.batch_norm.training, q.n = x->t.dim[0], q.c = x->t.dim[1], q.s = 1;
+  q.x = k_of(x), q.y = k_of(&c->out[0]), q.training = c->a.batch_norm.training, q.n = x->t.dim[0], q.c = x->t.dim[1],
+  q.s = 1;
   for (int d = 2; d < x->t.nd; d++) q.s *= x->t.dim[d];
   return q;
 }

@@ -31,7 +31,8 @@ __global__ void topk_rows(k_mem y, int64_t *at, k_mem x, int64_t rows, int64_t n
     K_ALONG(i, n) above += key_of(x, row + i) > least;
     int64_t left = k - k_sum(above); /* so many of those equal to it, the first */
     /* each thread has a run of the row; places are given in the row's order */
-    const int64_t per = (n + blockDim.x - 1) / blockDim.x, from = k_min((int64_t)threadIdx.x * per, n), to = k_min(from + per, n);
+    const int64_t per = (n + blockDim.x - 1) / blockDim.x, from = k_min((int64_t)threadIdx.x * per, n),
+                  to = k_min(from + per, n);
     int64_t equal = 0;
     for (int64_t i = from; i < to; i++) equal += key_of(x, row + i) == least;
     __syncthreads();
@@ -74,7 +75,8 @@ static void run_topk(dt_call *c) {
   const dt_type *t = &c->in[0].t;
   const int64_t n = t->dim[t->nd - 1], k = c->a.topk.k, rows = n ? dt_numel(t) / n : 0;
   if (rows * k > 0)
-    K_LAUNCH(topk_rows, k_row_blocks(rows), k_row_threads(n), c->queue, k_of(&c->out[0]), (int64_t *)c->out[1].p, k_of(&c->in[0]), rows, n, k, (int64_t *)c->ws);
+    K_LAUNCH(topk_rows, k_row_blocks(rows), k_row_threads(n), c->queue, k_of(&c->out[0]), (int64_t *)c->out[1].p,
+             k_of(&c->in[0]), rows, n, k, (int64_t *)c->ws);
 }
 KERNEL(topk) = {run_topk, workspace_topk, NULL, NULL};
 

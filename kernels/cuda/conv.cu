@@ -16,8 +16,8 @@ enum pass { FORWARD, DATA, WEIGHTS };
 
 struct conv {
   pass what;
-  dt_view x, w, y; /* gradients, in their places, of the backward passes */
-  k_mem bias;      /* p NULL: none */
+  dt_view x, w, y;         /* gradients, in their places, of the backward passes */
+  k_mem bias;              /* p NULL: none */
   int64_t n, groups, c, o; /* c, o: channels of a group */
   int64_t h, wd, kh, kw, oh, ow, sh, sw, ph, pw, dh, dw;
   int64_t k, s, together; /* rows and columns of the windows; samples at a time */
@@ -41,12 +41,14 @@ static conv setup(const dt_call *c, pass what) {
     q.x.t.nd = 4;
     for (int d = 0; d < 4; d++) q.x.t.dim[d] = c->a.conv2d_bwd_x.shape.v[d];
   }
-  const int64_t *stride = c->a.conv2d.stride, *pad = c->a.conv2d.padding, *dil = c->a.conv2d.dilation; /* all three rows begin so */
+  const int64_t *stride = c->a.conv2d.stride, *pad = c->a.conv2d.padding,
+                *dil = c->a.conv2d.dilation; /* all three rows begin so */
   q.groups = c->a.conv2d.groups;
   q.n = q.x.t.dim[0], q.c = q.x.t.dim[1] / q.groups, q.h = q.x.t.dim[2], q.wd = q.x.t.dim[3];
   q.o = q.w.t.dim[0] / q.groups, q.kh = q.w.t.dim[2], q.kw = q.w.t.dim[3];
   q.sh = stride[0], q.sw = stride[1], q.ph = pad[0], q.pw = pad[1], q.dh = dil[0], q.dw = dil[1];
-  q.oh = (q.h + 2 * q.ph - q.dh * (q.kh - 1) - 1) / q.sh + 1, q.ow = (q.wd + 2 * q.pw - q.dw * (q.kw - 1) - 1) / q.sw + 1;
+  q.oh = (q.h + 2 * q.ph - q.dh * (q.kh - 1) - 1) / q.sh + 1,
+  q.ow = (q.wd + 2 * q.pw - q.dw * (q.kw - 1) - 1) / q.sw + 1;
   q.k = q.c * q.kh * q.kw, q.s = q.oh * q.ow;
   const size_t z = dt_dtype_size(q.x.t.dtype), one = (size_t)(q.k * q.s) * z;
   q.together = what == WEIGHTS || !one ? 1 : k_max<int64_t>(1, k_min<int64_t>(q.n, (int64_t)(WINDOWS / one)));
@@ -54,7 +56,8 @@ static conv setup(const dt_call *c, pass what) {
   if (what == FORWARD && own > 2) q.bias = k_of(&c->in[2]);
   q.windows = (char *)c->ws + (what == WEIGHTS ? 0 : k_epi_bytes(c));
   q.sums = q.windows + k_round(one * (size_t)q.together);
-  q.bytes = (size_t)(q.sums - (char *)c->ws) + (what == WEIGHTS ? (size_t)(q.groups * q.o * q.k) * (q.x.t.dtype == DT_F64 ? 8 : 4) : 0);
+  q.bytes = (size_t)(q.sums - (char *)c->ws) +
+            (what == WEIGHTS ? (size_t)(q.groups * q.o * q.k) * (q.x.t.dtype == DT_F64 ? 8 : 4) : 0);
   q.acc = c->flags & DT_CALL_ACC0;
   return q;
 }
@@ -62,7 +65,9 @@ static conv setup(const dt_call *c, pass what) {
 struct shape { /* what the kernels need of it */
   int64_t c, h, wd, kh, kw, oh, ow, sh, sw, ph, pw, dh, dw;
 };
-static shape shape_of(const conv &q) { return {q.c, q.h, q.wd, q.kh, q.kw, q.oh, q.ow, q.sh, q.sw, q.ph, q.pw, q.dh, q.dw}; }
+static shape shape_of(const conv &q) {
+  return {q.c, q.h, q.wd, q.kh, q.kw, q.oh, q.ow, q.sh, q.sw, q.ph, q.pw, q.dh, q.dw};
+}
 
 /* windows[n][k][pos] of the images at x, `step` elements apart */
 template <class C> __global__ void to_windows(k_mem to, k_mem x, shape q, int64_t n, int64_t step) {
@@ -134,9 +139,11 @@ static void some_samples(dt_call *c, const conv &q, const bound_conv *b, int64_t
   void *y = k_at(q.y.p, q.y.t.dtype, (first * q.groups + g) * q.o * q.s), *w = k_at(q.w.p, q.w.t.dtype, g * q.o * q.k);
   const k_lt *lt = b->lt[count != q.together];
   const int64_t n = count * q.k * q.s;
-  if (q.what != DATA && n) K_FLOAT(to_windows, t, k_blocks(n), K_THREADS, c->queue, windows, x, shape_of(q), count, step);
+  if (q.what != DATA && n)
+    K_FLOAT(to_windows, t, k_blocks(n), K_THREADS, c->queue, windows, x, shape_of(q), count, step);
   if (q.what == FORWARD) k_lt_run(lt, c->queue, w, q.windows, y, NULL, false);
-  if (q.what == WEIGHTS) k_lt_run(lt, c->queue, y, q.windows, k_at(q.sums, t == DT_F64 ? DT_F64 : DT_F32, g * q.o * q.k), NULL, first > 0);
+  if (q.what == WEIGHTS)
+    k_lt_run(lt, c->queue, y, q.windows, k_at(q.sums, t == DT_F64 ? DT_F64 : DT_F32, g * q.o * q.k), NULL, first > 0);
   if (q.what != DATA) return;
   k_lt_run(lt, c->queue, w, y, q.windows, NULL, false);
   const int64_t all = count * q.c * q.h * q.wd;
@@ -149,7 +156,8 @@ static void run(dt_call *c, pass what) {
     for (int64_t g = 0; g < q.groups; g++) some_samples(c, q, b, first, k_min(q.together, q.n - first), g);
   const int64_t outputs = q.n * q.groups * q.o * q.s, weights = q.groups * q.o * q.k;
   if (q.bias.p && outputs)
-    K_FLOAT(add_bias, q.x.t.dtype, k_blocks(outputs), K_THREADS, c->queue, k_of(&q.y), q.bias, outputs, q.s, q.groups * q.o);
+    K_FLOAT(add_bias, q.x.t.dtype, k_blocks(outputs), K_THREADS, c->queue, k_of(&q.y), q.bias, outputs, q.s,
+            q.groups * q.o);
   if (what == WEIGHTS && weights) {
     k_mem sums = {q.sums, q.x.t.dtype == DT_F64 ? DT_F64 : DT_F32};
     if (!q.n) cudaMemsetAsync(q.sums, 0, (size_t)weights * dt_dtype_size(sums.dtype), (cudaStream_t)c->queue);
@@ -158,9 +166,9 @@ static void run(dt_call *c, pass what) {
   if (b->vm) k_vm_run(b->vm, c->queue);
 }
 
-#define CONV(name, what)                                                                           \
-  static void run_##name(dt_call *c) { run(c, what); }                                             \
-  static dt_status prepare_##name(dt_call *c, dt_err *e) { return prepare(c, what, e); }           \
+#define CONV(name, what)                                                                                        \
+  static void run_##name(dt_call *c) { run(c, what); }                                                          \
+  static dt_status prepare_##name(dt_call *c, dt_err *e) { return prepare(c, what, e); }                        \
   static size_t workspace_##name(const dt_call *c, int threads) { return (void)threads, setup(c, what).bytes; } \
   KERNEL(name) = {run_##name, workspace_##name, prepare_##name, release}
 CONV(conv2d, FORWARD);

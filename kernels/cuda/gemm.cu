@@ -22,7 +22,9 @@ static dt_status open_handle(dt_err *e) {
   cublasStatus_t st = cublasLtCreate(&handle);
   if (st) return dt_fail(e, DT_EIO, NULL, "cuBLASLt does not start: status %d", (int)st);
   cudaError_t err = cudaMalloc(&workspace_at, WORKSPACE);
-  if (err) return dt_fail(e, DT_ENOMEM, NULL, "no memory on the device for cuBLASLt's %d bytes of workspace: %s", WORKSPACE, cudaGetErrorString(err));
+  if (err)
+    return dt_fail(e, DT_ENOMEM, NULL, "no memory on the device for cuBLASLt's %d bytes of workspace: %s", WORKSPACE,
+                   cudaGetErrorString(err));
   return DT_OK;
 }
 
@@ -35,20 +37,28 @@ bool k_mat_plain(const k_mat *a, int64_t rows, int64_t cols) {
 }
 
 /* The layout of the transposed matrix, cols by rows in column-major order, and whether it must be turned over. */
-static cublasStatus_t layout(cublasLtMatrixLayout_t *out, bool *turn, const k_mat *a, int64_t rows, int64_t cols, int64_t count) {
+static cublasStatus_t layout(cublasLtMatrixLayout_t *out, bool *turn, const k_mat *a, int64_t rows, int64_t cols,
+                             int64_t count) {
   *turn = !(a->cs == 1 && (a->rs >= cols || rows == 1));
   const int64_t ld = *turn ? k_max(a->cs, rows) : k_max(a->rs, cols);
-  cublasStatus_t st = cublasLtMatrixLayoutCreate(out, type_of(a->dtype), (uint64_t)(*turn ? rows : cols), (uint64_t)(*turn ? cols : rows), *turn && cols == 1 ? rows : !*turn && rows == 1 ? cols : ld);
+  cublasStatus_t st = cublasLtMatrixLayoutCreate(out, type_of(a->dtype), (uint64_t)(*turn ? rows : cols),
+                                                 (uint64_t)(*turn ? cols : rows),
+                                                 *turn && cols == 1    ? rows
+                                                 : !*turn && rows == 1 ? cols
+                                                                       : ld);
   const int32_t n = (int32_t)count;
   if (!st) st = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n);
-  if (!st) st = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &a->batch, sizeof a->batch);
+  if (!st)
+    st = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &a->batch,
+                                          sizeof a->batch);
   return st;
 }
 
 static cublasStatus_t describe(k_lt *l) {
   const k_gemm *g = &l->g;
   bool turn[3];
-  cublasStatus_t st = cublasLtMatmulDescCreate(&l->op, l->f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, l->f64 ? CUDA_R_64F : CUDA_R_32F);
+  cublasStatus_t st = cublasLtMatmulDescCreate(&l->op, l->f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                               l->f64 ? CUDA_R_64F : CUDA_R_32F);
   if (!st) st = layout(&l->a, &turn[0], &g->b, g->k, g->n, g->count);
   if (!st) st = layout(&l->b, &turn[1], &g->a, g->m, g->k, g->count);
   if (!st) st = layout(&l->c, &turn[2], &g->c, g->m, g->n, g->count);
@@ -88,8 +98,10 @@ dt_status k_lt_new(const k_gemm *g, k_lt **out, dt_err *e) {
   cublasStatus_t st = describe(l);
   if (!st) st = choose(l);
   if (!st) return DT_OK;
-  return dt_fail(e, DT_EUSER, NULL, "cuBLASLt has no algorithm for a product [%lld,%lld] x [%lld,%lld] of %s, %lld at a time: status %d",
-                 (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n, dt_dtype_name(g->c.dtype), (long long)g->count, (int)st);
+  return dt_fail(e, DT_EUSER, NULL,
+                 "cuBLASLt has no algorithm for a product [%lld,%lld] x [%lld,%lld] of %s, %lld at a time: status %d",
+                 (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n, dt_dtype_name(g->c.dtype),
+                 (long long)g->count, (int)st);
 }
 void k_lt_free(k_lt *l) {
   if (!l) return;
@@ -113,13 +125,16 @@ void k_lt_run(const k_lt *l, void *stream, const void *a, const void *b, void *c
   const k_mem out = {c, g->c.dtype}, add = {(void *)(uintptr_t)bias, g->c.dtype};
   const int64_t elements = g->m * g->n * g->count;
   if (l->empty) {
-    if (elements && (!acc || bias)) K_LAUNCH(edge, k_blocks(elements), K_THREADS, stream, out, add, g->c.rs, g->c.batch, g->m, g->n, g->count, !acc);
+    if (elements && (!acc || bias))
+      K_LAUNCH(edge, k_blocks(elements), K_THREADS, stream, out, add, g->c.rs, g->c.batch, g->m, g->n, g->count, !acc);
     return;
   }
   const double one64 = 1, beta64 = acc;
   const float one = 1, beta = acc;
   if (l->bias) cublasLtMatmulDescSetAttribute(l->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-  cublasLtMatmul(handle, l->op, l->f64 ? (const void *)&one64 : &one, b, l->a, a, l->b, l->f64 ? (const void *)&beta64 : &beta, c, l->c, c, l->c, &l->algo,
-                 workspace_at, l->ws, (cudaStream_t)stream);
-  if (bias && !l->bias) K_LAUNCH(edge, k_blocks(elements), K_THREADS, stream, out, add, g->c.rs, g->c.batch, g->m, g->n, g->count, false);
+  cublasLtMatmul(handle, l->op, l->f64 ? (const void *)&one64 : &one, b, l->a, a, l->b,
+                 l->f64 ? (const void *)&beta64 : &beta, c, l->c, c, l->c, &l->algo, workspace_at, l->ws,
+                 (cudaStream_t)stream);
+  if (bias && !l->bias)
+    K_LAUNCH(edge, k_blocks(elements), K_THREADS, stream, out, add, g->c.rs, g->c.batch, g->m, g->n, g->count, false);
 }

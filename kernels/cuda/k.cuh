@@ -45,8 +45,10 @@ static inline size_t k_round(size_t n) { return (n + 255) / 256 * 256; }
 /* ---- how much runs at once ---- */
 enum { K_THREADS = 256 };
 /* blocks for n items, one a thread, walked with K_EACH */
-static inline int64_t k_blocks(int64_t n) { return k_max<int64_t>(1, k_min<int64_t>((n + K_THREADS - 1) / K_THREADS, 65536)); }
-#define K_EACH(i, n)                                                              \
+static inline int64_t k_blocks(int64_t n) {
+  return k_max<int64_t>(1, k_min<int64_t>((n + K_THREADS - 1) / K_THREADS, 65536));
+}
+#define K_EACH(i, n)                                                                                                   \
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, k_n_ = (n), k_s_ = (int64_t)gridDim.x * blockDim.x; \
        i < k_n_; i += k_s_)
 /* threads of a block that works on rows of n elements, and blocks for so many rows, walked with K_ROWS */
@@ -55,10 +57,10 @@ static inline int64_t k_row_blocks(int64_t rows) { return k_max<int64_t>(1, k_mi
 #define K_ROWS(r, n) for (int64_t r = blockIdx.x; r < (n); r += gridDim.x)
 #define K_ALONG(i, n) for (int64_t i = threadIdx.x; i < (n); i += blockDim.x)
 /* KF(kernel, dtype, blocks, threads, stream, ...): the instance for f64, or for f32 and the 16-bit floats */
-#define K_FLOAT(kernel, dtype, blocks, threads, stream, ...)                                   \
-  do {                                                                                         \
-    if ((dtype) == DT_F64) K_LAUNCH(kernel<double>, blocks, threads, stream, __VA_ARGS__);     \
-    else K_LAUNCH(kernel<float>, blocks, threads, stream, __VA_ARGS__);                        \
+#define K_FLOAT(kernel, dtype, blocks, threads, stream, ...)                               \
+  do {                                                                                     \
+    if ((dtype) == DT_F64) K_LAUNCH(kernel<double>, blocks, threads, stream, __VA_ARGS__); \
+    else K_LAUNCH(kernel<float>, blocks, threads, stream, __VA_ARGS__);                    \
   } while (0)
 
 /* ---- elements of any dtype ---- */
@@ -132,7 +134,9 @@ static __device__ inline void k_move(const k_mem &y, int64_t i, const k_mem &x, 
     default: ((uint64_t *)y.p)[i] = ((const uint64_t *)x.p)[j];
   }
 }
-static inline void *k_at(const void *p, int dtype, int64_t i) { return (char *)(uintptr_t)p + i * (int64_t)dt_dtype_size(dtype); }
+static inline void *k_at(const void *p, int dtype, int64_t i) {
+  return (char *)(uintptr_t)p + i * (int64_t)dt_dtype_size(dtype);
+}
 
 /* ---- iteration spaces of up to N operands ---- */
 template <int N> struct k_space {

@@ -4,7 +4,9 @@
  * over the indices in their order for every element of the output, in double (of integers in 64 bits). Called through the op table. */
 #include "k.cuh"
 
-static __device__ inline void put_missing(const k_mem &y, int64_t i) { k_st<double>(y, i, k_is_float(y.dtype) ? NAN : 0); }
+static __device__ inline void put_missing(const k_mem &y, int64_t i) {
+  k_st<double>(y, i, k_is_float(y.dtype) ? NAN : 0);
+}
 static __device__ inline double plus(double a, double b) { return a + b; }
 static __device__ inline int64_t plus(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); } /* wraps */
 
@@ -20,8 +22,8 @@ __global__ void embed(k_mem y, k_mem ids, k_mem w, int64_t n, int64_t d, int64_t
 static void run_embedding(dt_call *c) {
   const int64_t n = dt_numel(&c->in[0].t), rows = c->in[1].t.dim[0], d = c->in[1].t.dim[1], all = c->a.embedding.all;
   if (n * d > 0)
-    K_LAUNCH(embed, k_blocks(n * d), K_THREADS, c->queue, k_of(&c->out[0]), k_of(&c->in[0]), k_of(&c->in[1]), n, d, rows,
-             all ? c->a.embedding.base : (int64_t)0, all ? all : rows);
+    K_LAUNCH(embed, k_blocks(n * d), K_THREADS, c->queue, k_of(&c->out[0]), k_of(&c->in[0]), k_of(&c->in[1]), n, d,
+             rows, all ? c->a.embedding.base : (int64_t)0, all ? all : rows);
 }
 KERNEL(embedding) = {run_embedding, NULL, NULL, NULL};
 
@@ -36,7 +38,8 @@ __global__ void count_ids(unsigned long long *count, k_mem ids, int64_t n, int64
 /* count[rows] becomes where each row begins; one block */
 __global__ void begin_rows(unsigned long long *count, int64_t rows) {
   K_SHARED(unsigned long long, sum, K_THREADS);
-  const int64_t per = (rows + blockDim.x - 1) / blockDim.x, from = k_min((int64_t)threadIdx.x * per, rows), to = k_min(from + per, rows);
+  const int64_t per = (rows + blockDim.x - 1) / blockDim.x, from = k_min((int64_t)threadIdx.x * per, rows),
+                to = k_min(from + per, rows);
   unsigned long long s = 0;
   for (int64_t r = from; r < to; r++) s += count[r];
   sum[threadIdx.x] = s;
@@ -49,7 +52,8 @@ __global__ void begin_rows(unsigned long long *count, int64_t rows) {
     s += n;
   }
 }
-__global__ void place_ids(int64_t *order, const unsigned long long *begin, k_mem ids, int64_t n, int64_t rows, int64_t base) {
+__global__ void place_ids(int64_t *order, const unsigned long long *begin, k_mem ids, int64_t n, int64_t rows,
+                          int64_t base) {
   K_SHARED(int64_t, tile, K_THREADS);
   for (int64_t first = (int64_t)blockIdx.x * blockDim.x; first < n; first += (int64_t)gridDim.x * blockDim.x) {
     const int64_t i = first + threadIdx.x, id = i < n ? k_id(ids.p, ids.dtype, i) - base : -1;
@@ -64,7 +68,8 @@ __global__ void place_ids(int64_t *order, const unsigned long long *begin, k_mem
     if (id >= 0 && id < rows) order[begin[id] + (unsigned long long)before] = i;
   }
 }
-__global__ void embed_bwd(k_mem gw, k_mem gy, const int64_t *order, const unsigned long long *begin, int64_t n, int64_t rows, int64_t d, bool acc) {
+__global__ void embed_bwd(k_mem gw, k_mem gy, const int64_t *order, const unsigned long long *begin, int64_t n,
+                          int64_t rows, int64_t d, bool acc) {
   K_EACH(k, rows * d) {
     const int64_t r = k / d, c = k % d;
     double s = acc ? k_ld<double>(gw, k) : 0;
@@ -175,6 +180,7 @@ __global__ void one_hot(k_mem y, k_mem ids, int64_t n, int64_t classes) {
 }
 static void run_one_hot(dt_call *c) {
   const int64_t n = dt_numel(&c->in[0].t), classes = c->a.one_hot.classes;
-  if (n * classes > 0) K_LAUNCH(one_hot, k_blocks(n * classes), K_THREADS, c->queue, k_of(&c->out[0]), k_of(&c->in[0]), n, classes);
+  if (n * classes > 0)
+    K_LAUNCH(one_hot, k_blocks(n * classes), K_THREADS, c->queue, k_of(&c->out[0]), k_of(&c->in[0]), n, classes);
 }
 KERNEL(one_hot) = {run_one_hot, NULL, NULL, NULL};

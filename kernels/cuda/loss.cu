@@ -8,12 +8,14 @@
 struct loss {
   k_mem x, label, y, lse, stat[4];
   k_mem count, gloss;
-  double *row_loss; /* [rows] */
+  double *row_loss;              /* [rows] */
   int64_t rows, classes, ignore; /* classes: columns of the logits */
-  int64_t base, valid; /* they are columns base.. of so many classes; what lies behind is padding */
+  int64_t base, valid;           /* they are columns base.. of so many classes; what lies behind is padding */
   double smooth;
 };
-static __device__ inline int64_t here(const loss &q) { return k_max<int64_t>(0, k_min(q.valid - q.base, q.classes)); } /* columns that are classes */
+static __device__ inline int64_t here(const loss &q) {
+  return k_max<int64_t>(0, k_min(q.valid - q.base, q.classes));
+} /* columns that are classes */
 
 template <class C> __global__ void row_losses(loss q) {
   K_ROWS(r, q.rows) {

@@ -36,8 +36,12 @@ void k_copy(void *stream, const dt_view *dst, const dt_view *src) {
   }
   switch (dt_dtype_size(dst->t.dtype)) {
     case 1: K_LAUNCH(move_bits<uint8_t>, b, K_THREADS, stream, (uint8_t *)dst->p, (const uint8_t *)src->p, w, n); break;
-    case 2: K_LAUNCH(move_bits<uint16_t>, b, K_THREADS, stream, (uint16_t *)dst->p, (const uint16_t *)src->p, w, n); break;
-    case 4: K_LAUNCH(move_bits<uint32_t>, b, K_THREADS, stream, (uint32_t *)dst->p, (const uint32_t *)src->p, w, n); break;
+    case 2:
+      K_LAUNCH(move_bits<uint16_t>, b, K_THREADS, stream, (uint16_t *)dst->p, (const uint16_t *)src->p, w, n);
+      break;
+    case 4:
+      K_LAUNCH(move_bits<uint32_t>, b, K_THREADS, stream, (uint32_t *)dst->p, (const uint32_t *)src->p, w, n);
+      break;
     default: K_LAUNCH(move_bits<uint64_t>, b, K_THREADS, stream, (uint64_t *)dst->p, (const uint64_t *)src->p, w, n);
   }
 }
@@ -67,7 +71,8 @@ static void run_pad(dt_call *c) {
   const int64_t n = dt_numel(&out->t);
   dt_view part = *out;
   if (!n) return;
-  K_LAUNCH(fill_value, k_blocks(n), K_THREADS, c->queue, k_of(out), k_space_of<1>(out->t.nd, out->t.dim, &out), n, c->a.pad.value);
+  K_LAUNCH(fill_value, k_blocks(n), K_THREADS, c->queue, k_of(out), k_space_of<1>(out->t.nd, out->t.dim, &out), n,
+           c->a.pad.value);
   for (int d = 0; d < out->t.nd; d++) {
     part.p = k_at(part.p, part.t.dtype, c->a.pad.before.v[d] * part.stride[d]);
     part.t.dim[d] = c->in[0].t.dim[d];

@@ -74,7 +74,8 @@ template <class C> __global__ void chunk_sums(norm_rows q, C *partial) {
 template <class C> __global__ void weight_gradients(norm_rows q, const C *partial) {
   K_EACH(i, q.n) {
     double gw = q.add_w ? k_ld<double>(q.gw, i) : 0, gb = q.add_b ? k_ld<double>(q.gb, i) : 0;
-    for (int64_t k = 0; k < q.chunks; k++) gw += (double)partial[2 * k * q.n + i], gb += (double)partial[(2 * k + 1) * q.n + i];
+    for (int64_t k = 0; k < q.chunks; k++)
+      gw += (double)partial[2 * k * q.n + i], gb += (double)partial[(2 * k + 1) * q.n + i];
     k_st<double>(q.gw, i, gw);
     if (!q.rms) k_st<double>(q.gb, i, gb);
   }

@@ -15,7 +15,8 @@ template <class C> __global__ void max_forward(pooling p) {
     int64_t top = u * p.sy - p.py, left = v * p.sx - p.px, at;
     while (top < 0) top += p.dy;
     while (left < 0) left += p.dx;
-    C best = -(C)INFINITY; /* the window's first element, if all are -inf; none, if all of a dilated window is padding */
+    C best = -(
+        C)INFINITY; /* the window's first element, if all are -inf; none, if all of a dilated window is padding */
     at = top < p.H && left < p.W ? top * p.W + left : -1;
     for (int64_t r = 0; r < p.kh; r++) {
       const int64_t h = u * p.sy - p.py + r * p.dy;
@@ -45,12 +46,11 @@ template <class C> __global__ void max_backward(pooling p, const unsigned long l
   K_EACH(e, p.planes * p.H * p.W) {
     const int64_t at = e % (p.H * p.W), small = e / (p.H * p.W) * p.OH * p.OW;
     C s = 0;
-    if (count[e] == 1)
-      s = k_ld<C>(p.y, small + one[e]);
+    if (count[e] == 1) s = k_ld<C>(p.y, small + one[e]);
     else
       for (int64_t i = 0, left = (int64_t)count[e]; left > 0; i++)
-  
-      if (((const int32_t *)p.index.p)[small + i] == at) s += k_ld<C>(p.y, small + i), left--;
+
+        if (((const int32_t *)p.index.p)[small + i] == at) s += k_ld<C>(p.y, small + i), left--;
     k_st<C>(p.x, e, s);
   }
 }
@@ -122,7 +122,8 @@ static void run_max_bwd(dt_call *c) {
   if (!n) return;
   cudaMemsetAsync(count, 0, (size_t)n * 8, (cudaStream_t)c->queue);
   if (outputs) K_LAUNCH(count_maxima, k_blocks(outputs), K_THREADS, c->queue, p, count, one);
-  K_FLOAT(max_backward, p.x.dtype, k_blocks(n), K_THREADS, c->queue, p, (const unsigned long long *)count, (const int32_t *)one);
+  K_FLOAT(max_backward, p.x.dtype, k_blocks(n), K_THREADS, c->queue, p, (const unsigned long long *)count,
+          (const int32_t *)one);
 }
 static void run_avg(dt_call *c) {
   pooling p = setup(c, &c->in[0], &c->out[0], true, false);

@@ -71,7 +71,8 @@ static batch setup(const dt_call *c) {
   }
   if (s.nd) s.nd = dt_space_collapse(s.nd, s.dim, 3, s.stride);
   /* batch dims that b does not have, next to the rows of a and c, are rows */
-  while (s.nd > 0 && s.stride[1][s.nd - 1] == 0 && s.g.a.cs == 1 && s.stride[0][s.nd - 1] == s.g.m * s.g.a.rs && s.stride[2][s.nd - 1] == s.g.m * s.g.c.rs)
+  while (s.nd > 0 && s.stride[1][s.nd - 1] == 0 && s.g.a.cs == 1 && s.stride[0][s.nd - 1] == s.g.m * s.g.a.rs &&
+         s.stride[2][s.nd - 1] == s.g.m * s.g.c.rs)
     s.g.m *= s.dim[--s.nd];
   if (s.nd > 0) {
     s.nd--, s.g.count = s.dim[s.nd];
@@ -95,7 +96,8 @@ static void run_matmul(dt_call *c) {
     for (int d = s.nd - 1; d >= 0; left /= s.dim[d--])
       for (int k = 0; k < 3; k++) off[k] += left % s.dim[d] * s.stride[k][d];
     const int dtype = s.g.c.dtype;
-    k_lt_run(l, c->queue, k_at(s.g.a.p, dtype, off[0]), k_at(s.g.b.p, dtype, off[1]), k_at(s.g.c.p, dtype, off[2]), NULL, (c->flags & DT_CALL_ACC0) != 0);
+    k_lt_run(l, c->queue, k_at(s.g.a.p, dtype, off[0]), k_at(s.g.b.p, dtype, off[1]), k_at(s.g.c.p, dtype, off[2]),
+             NULL, (c->flags & DT_CALL_ACC0) != 0);
   }
 }
 static size_t workspace_matmul(const dt_call *c, int threads) {

@@ -16,13 +16,19 @@ struct reduction {
 };
 
 template <class R> static __device__ inline R start(int op);
-template <> __device__ inline double start<double>(int op) { return op == R_MAX ? -INFINITY : op == R_MIN ? INFINITY : 0.0; }
-template <> __device__ inline int64_t start<int64_t>(int op) { return op == R_MAX ? INT64_MIN : op == R_MIN ? INT64_MAX : 0; }
+template <> __device__ inline double start<double>(int op) {
+  return op == R_MAX ? -INFINITY : op == R_MIN ? INFINITY : 0.0;
+}
+template <> __device__ inline int64_t start<int64_t>(int op) {
+  return op == R_MAX ? INT64_MIN : op == R_MIN ? INT64_MAX : 0;
+}
 static __device__ inline double plus(double a, double b) { return a + b; }
 static __device__ inline int64_t plus(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 template <class R> struct joined {
   int op;
-  __device__ R operator()(R a, R b) const { return op == R_MAX ? k_most()(a, b) : op == R_MIN ? k_least()(a, b) : plus(a, b); }
+  __device__ R operator()(R a, R b) const {
+    return op == R_MAX ? k_most()(a, b) : op == R_MIN ? k_least()(a, b) : plus(a, b);
+  }
 };
 template <class R> static __device__ inline R term(const reduction &q, int64_t base, int64_t i) {
   R v = k_ld<R>(q.in, base + k_offset(q.cut, 0, i));
@@ -59,7 +65,8 @@ template <class R> __global__ void rows(reduction q, R *partial) {
 /* a thread an item: item (group, output), outputs side by side */
 template <class R> __global__ void columns(reduction q, R *partial) {
   K_EACH(k, q.outputs * q.groups) {
-    const int64_t o = k % q.outputs, g = k / q.outputs, first = g * q.per_group, stop = k_min(first + q.per_group, q.terms);
+    const int64_t o = k % q.outputs, g = k / q.outputs, first = g * q.per_group,
+                  stop = k_min(first + q.per_group, q.terms);
     const int64_t base = k_offset(q.kept, 0, o);
     joined<R> join = {q.op};
     R acc = start<R>(q.op);
@@ -95,7 +102,8 @@ static reduction analyse(const dt_call *c, reduce_op op, bool *by_columns) {
   for (int d = 0; d < q.cut.nd; d++) q.terms *= q.cut.dim[d];
   q.kept.nd = dt_space_collapse(q.kept.nd, q.kept.dim, 1, q.kept.stride);
   q.cut.nd = dt_space_collapse(q.cut.nd, q.cut.dim, 1, q.cut.stride);
-  *by_columns = q.outputs >= 32 && q.kept.stride[0][q.kept.nd - 1] == 1 && (q.cut.stride[0][q.cut.nd - 1] != 1 || q.terms < 32);
+  *by_columns = q.outputs >= 32 && q.kept.stride[0][q.kept.nd - 1] == 1 &&
+                (q.cut.stride[0][q.cut.nd - 1] != 1 || q.terms < 32);
   const int64_t most = k_max<int64_t>(1, k_min<int64_t>(MOST_GROUPS, (1 << 18) / k_max<int64_t>(1, q.outputs)));
   q.groups = k_max<int64_t>(1, k_min<int64_t>(most, q.terms / (*by_columns ? PER_THREAD : PER_BLOCK)));
   q.per_group = (q.terms + q.groups - 1) / q.groups;
@@ -164,7 +172,8 @@ static void run_sum_squares(dt_call *c) {
   for (int i = 0; i < c->nin; i++) {
     const int64_t n = dt_numel(&c->in[i].t), chunks = chunks_of(&c->in[i]);
     if (!n) continue;
-    K_LAUNCH(square_chunks, chunks, k_row_threads(k_min<int64_t>(n, SQ)), c->queue, k_of(&c->in[i]), n, (double *)c->ws + at);
+    K_LAUNCH(square_chunks, chunks, k_row_threads(k_min<int64_t>(n, SQ)), c->queue, k_of(&c->in[i]), n,
+             (double *)c->ws + at);
     at += chunks;
   }
   K_LAUNCH(add_up, 1, k_row_threads(at), c->queue, k_of(&c->out[0]), (const double *)c->ws, at);
@@ -178,7 +187,8 @@ template <class R> static __device__ inline bool before(R a, int64_t i, R b, int
   if (na || nb) return na && (!nb || i < j);
   return a > b || (a == b && i < j);
 }
-template <class R> __global__ void argmax_lines(k_mem in, int64_t *out, k_space<1> w, int64_t lines, int64_t n, int64_t stride) {
+template <class R>
+__global__ void argmax_lines(k_mem in, int64_t *out, k_space<1> w, int64_t lines, int64_t n, int64_t stride) {
   K_ROWS(k, lines) {
     K_SHARED(R, top, K_THREADS);
     K_SHARED(int64_t, at, K_THREADS);
@@ -211,7 +221,8 @@ static void run_argmax(dt_call *c) {
   if (!lines) return;
   const int t = k_row_threads(n);
   int64_t *out = (int64_t *)c->out[0].p;
-  if (dt_is_float(in->t.dtype)) K_LAUNCH(argmax_lines<double>, k_row_blocks(lines), t, c->queue, k_of(in), out, w, lines, n, stride);
+  if (dt_is_float(in->t.dtype))
+    K_LAUNCH(argmax_lines<double>, k_row_blocks(lines), t, c->queue, k_of(in), out, w, lines, n, stride);
   else K_LAUNCH(argmax_lines<int64_t>, k_row_blocks(lines), t, c->queue, k_of(in), out, w, lines, n, stride);
 }
 KERNEL(argmax) = {run_argmax, NULL, NULL, NULL};
@@ -235,6 +246,7 @@ static void run_cumsum(dt_call *c) {
   int64_t n = t->nd ? t->dim[dim] : 1, inner = 1;
   for (int64_t d = dim + 1; d < t->nd; d++) inner *= t->dim[d];
   if (count)
-    K_LAUNCH(cumsum_lines, k_blocks(count / n), K_THREADS, c->queue, k_of(&c->out[0]), k_of(&c->in[0]), count / n, n, inner, c->a.cumsum.reverse != 0);
+    K_LAUNCH(cumsum_lines, k_blocks(count / n), K_THREADS, c->queue, k_of(&c->out[0]), k_of(&c->in[0]), count / n, n,
+             inner, c->a.cumsum.reverse != 0);
 }
 KERNEL(cumsum) = {run_cumsum, NULL, NULL, NULL};

@@ -6,15 +6,17 @@
 struct rotary {
   k_mem x, y;
   int64_t d1, d2, d, half, stride[4], offset, heads; /* heads: rows of D */
-  int pos;                                          /* the dim of positions: 2, or 1 for bthd */
+  int pos;                                           /* the dim of positions: 2, or 1 for bthd */
   double theta, sign;
 };
 template <class C> __global__ void turn_pairs(rotary q) {
   K_EACH(e, q.heads * q.half) {
     const int64_t k = e / q.half, i = e % q.half, i2 = k % q.d2, i1 = k / q.d2 % q.d1, i0 = k / q.d2 / q.d1;
     const int64_t from = i0 * q.stride[0] + i1 * q.stride[1] + i2 * q.stride[2], to = k * q.d;
-    const double a = (double)((q.pos == 1 ? i1 : i2) + q.offset) * pow(q.theta, -2.0 * (double)i / (double)q.d) * q.sign;
-    const C c = (C)cos(a), s = (C)sin(a), u = k_ld<C>(q.x, from + i * q.stride[3]), v = k_ld<C>(q.x, from + (i + q.half) * q.stride[3]);
+    const double a = (double)((q.pos == 1 ? i1 : i2) + q.offset) * pow(q.theta, -2.0 * (double)i / (double)q.d) *
+                     q.sign;
+    const C c = (C)cos(a), s = (C)sin(a), u = k_ld<C>(q.x, from + i * q.stride[3]),
+            v = k_ld<C>(q.x, from + (i + q.half) * q.stride[3]);
     k_st<C>(q.y, to + i, u * c - v * s);
     k_st<C>(q.y, to + i + q.half, v * c + u * s);
   }

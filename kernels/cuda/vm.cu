@@ -60,9 +60,9 @@ template <class T> static __device__ inline T apply(const dt_vmi *s, const T *r)
   const T i0 = attribute<T>(s, 0), i1 = attribute<T>(s, 1);
   (void)a, (void)b, (void)c, (void)i0, (void)i1;
   switch (s->op) {
-#define EW(name, nin, attr, kind, grad, flops, ...)                                            \
-  case DT_EW_##name:                                                                           \
-    if constexpr (!REALS_##kind || (T)0.5 != 0) return (T)(__VA_ARGS__);                      \
+#define EW(name, nin, attr, kind, grad, flops, ...)                      \
+  case DT_EW_##name:                                                     \
+    if constexpr (!REALS_##kind || (T)0.5 != 0) return (T)(__VA_ARGS__); \
     return 0;
 #include "../elementwise.def"
 #undef EW
@@ -112,7 +112,9 @@ static void lay_out(char *mem, const dt_vm *vm, const dt_view *in, const dt_view
 dt_status k_vm_new(const dt_vm *vm, const dt_view *in, const dt_view *out, k_vm **v, dt_err *e) {
   int most = vm->nin;
   for (int k = 0; k < vm->nins; k++) most = k_max<int>(most, vm->ins[k].dst + 1);
-  if (most > REGS) return dt_fail(e, DT_EBUG, NULL, "an elementwise program wants %d registers; kernels/cuda/vm.cu has %d", most, REGS);
+  if (most > REGS)
+    return dt_fail(e, DT_EBUG, NULL, "an elementwise program wants %d registers; kernels/cuda/vm.cu has %d", most,
+                   REGS);
   size_t bytes = sizeof(program) + sizeof(operand) * (size_t)(vm->nin + vm->nout) + sizeof(dt_vmi) * (size_t)vm->nins +
                  sizeof(int16_t) * (size_t)vm->nout;
   k_vm *made = (k_vm *)dt_xalloc(sizeof *made);

@@ -65,7 +65,7 @@ struct dt_dev_vt {
   void (*watch)(dt_stream *s, void (*done)(void *ctx, void *call_ctx, int64_t start, int64_t end), void *ctx);
   bool (*supports)(dt_dev *d, int op);
   dt_workspace_fn *workspace;                            /* what a plan's spec asks */
-  dt_status (*bind)(dt_dev *d, dt_launch *l, dt_err *e);      /* l->call and l->op are set */
+  dt_status (*bind)(dt_dev *d, dt_launch *l, dt_err *e); /* l->call and l->op are set */
   void (*release)(dt_dev *d, dt_launch *l);
 };
 struct dt_dev {

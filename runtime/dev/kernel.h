@@ -83,7 +83,7 @@ typedef struct dt_tick {
   int64_t nsample;
 } dt_tick;
 
-#define DT_MAX_IN 64        /* of a fused program */
+#define DT_MAX_IN 64      /* of a fused program */
 #define DT_MANY (1 << 24) /* inputs of an op that takes a list */
 #define DT_MAX_OUT 8
 enum { DT_CALL_ACC0 = 1 /* add to output o instead of overwriting it: DT_CALL_ACC0 << o. Ops with flag OP_ACC only */ };
@@ -97,7 +97,7 @@ typedef struct dt_call {
   uint32_t flags;
   void *ws; /* workspace() bytes, 64-byte aligned, contents undefined between calls */
   size_t ws_bytes;
-  void *prep; /* the kernel's own, from prepare to release */
+  void *prep;    /* the kernel's own, from prepare to release */
   dt_pool *pool; /* the CPU's */
   void *queue;   /* CUDA's stream */
   const dt_tick *tick;

@@ -17,7 +17,8 @@ dt_status dt_cuda_load(const dt_cuda_plugin **out, dt_err *e) {
   bool found = dt_plugin_path(name, path, sizeof path, &tried);
   dt_status st = DT_OK;
   if (!found)
-    st = dt_fail(e, DT_EUSER, NULL, "the CUDA plug-in %s is not there (tried %s); build it with `make %s` where %s is installed", name,
+    st = dt_fail(e, DT_EUSER, NULL,
+                 "the CUDA plug-in %s is not there (tried %s); build it with `make %s` where %s is installed", name,
                  tried.n ? tried.p : "no folder", emulator ? "cuda-emu" : "cuda", emulator ? "g++" : "nvcc");
   dt_str_free(&tried);
   DT_TRY(st);

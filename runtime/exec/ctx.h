@@ -9,7 +9,7 @@ struct dt_ctx {
   dt_comm *comm;
   dt_pool *pool;
   int threads;
-  dt_dev *cpu, *dev; /* dev: where training runs, the CPU or a GPU */
+  dt_dev *cpu, *dev;                 /* dev: where training runs, the CPU or a GPU */
   const struct dt_cuda_plugin *cuda; /* of dev; NULL: it is the CPU */
   uint64_t seed;
   struct dt_ctx_group *groups; /* communicators opened so far */

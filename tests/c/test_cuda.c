@@ -245,7 +245,8 @@ static void check_call(const char *call, char draw, int to, bool gradients) {
     return;
   }
   for (int j = 0; j < c.nin && to >= 0; j++)
-    if (dt_is_float(c.in[j].dtype)) c.in[j].dtype = (uint8_t)(c.op == DT_OP_batch_norm && j > 2 && to != DT_F64 ? DT_F32 : to);
+    if (dt_is_float(c.in[j].dtype))
+      c.in[j].dtype = (uint8_t)(c.op == DT_OP_batch_norm && j > 2 && to != DT_F64 ? DT_F32 : to);
   dt_status st;
   if (gradients) {
     st = bench_build(&b, &c, &e);
@@ -310,7 +311,8 @@ const dt_cuda_plugin *p = NULL;
 char self[4096];
 ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
 self[len > 0 ? len : 0] = 0;
-for (int i = 0; i < 2 && strrchr(self, '/'); i++) *strrchr(self, '/') = 0; /* build/tests/test_cuda: plug-ins lie in build */
+for (int i = 0; i < 2 && strrchr(self, '/'); i++)
+  *strrchr(self, '/') = 0; /* build/tests/test_cuda: plug-ins lie in build */
 setenv("DT_PLUGIN_DIR", self, 1);
 setenv("DT_CUDA", "emulator", 1);
 char path[4096];
@@ -341,7 +343,8 @@ T_TEST ("every op with a kernel was run; the fused chain is in tests/lua/cuda_sp
   for (int op = 1; op < DT_NOPS && gpu; op++)
     if (gpu->vt->supports(gpu, op) && !seen[op] && op != DT_OP_fused) T_STR(dt_op(op)->name, "an op that was run");
   for (int op = 1; op < DT_NOPS && gpu; op++)
-    if (gpu->vt->supports(gpu, op) != (dt_cpu_kernels()[op].run != NULL)) T_STR(dt_op(op)->name, "an op of both devices or of none");
+    if (gpu->vt->supports(gpu, op) != (dt_cpu_kernels()[op].run != NULL))
+      T_STR(dt_op(op)->name, "an op of both devices or of none");
 }
 if (gpu) p->close(gpu);
 dt_pool_free(pool);

@@ -55,9 +55,10 @@ fiber *now;
 char *stacks_begin, *stacks_end;
 alignas(64) char shared[SHARED];
 touch touched[SHARED];
-thread_local bool inside __attribute__((tls_model("initial-exec"))); /* this thread runs a kernel; what another thread does is no kernel */
+thread_local bool inside
+    __attribute__((tls_model("initial-exec"))); /* this thread runs a kernel; what another thread does is no kernel */
 uintptr_t image_begin, image_end;
-}  // namespace
+} // namespace
 
 /* ---- fibers: saves the callee's registers and the stack pointer, takes the other's ---- */
 #ifdef __x86_64__
@@ -116,14 +117,15 @@ static fiber *take_fiber() {
   }
   static size_t made;
   if (!stacks_begin) {
-    stacks_begin = (char *)mmap(nullptr, (size_t)STACK * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    stacks_begin = (char *)mmap(nullptr, (size_t)STACK * MOST, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     stacks_end = stacks_begin + (size_t)STACK * MOST;
   }
   fiber *f = new fiber();
   f->stack = stacks_begin + made++ * STACK;
   uintptr_t *top = (uintptr_t *)(f->stack + STACK - 64);
-  *--top = 0;                       /* what fiber_main would return to */
-  *--top = (uintptr_t)fiber_main;   /* what the first switch returns to */
+  *--top = 0;                     /* what fiber_main would return to */
+  *--top = (uintptr_t)fiber_main; /* what the first switch returns to */
   for (int i = 0; i < 6; i++) *--top = 0;
   f->sp = top;
   return f;
@@ -144,7 +146,9 @@ static void leave(state s) {
 }
 
 static void fail(const char *what) {
-  if (!b.bad) emu_fail(cudaErrorLaunchFailure, "kernel %s of %s: %s (block %u, thread %u)", b.launch->kernel.c_str(), b.launch->op.c_str(), what, emu_block_index.x, emu_thread_index.x);
+  if (!b.bad)
+    emu_fail(cudaErrorLaunchFailure, "kernel %s of %s: %s (block %u, thread %u)", b.launch->kernel.c_str(),
+             b.launch->op.c_str(), what, emu_block_index.x, emu_thread_index.x);
   b.bad = true;
 }
 
@@ -295,9 +299,13 @@ static void bad_access(uintptr_t p, size_t n, bool write, const emu_area *a) {
     if (p >= r.begin && p < r.end) near = &r;
     else if (p >= r.end && p - r.end < 4096 && (!near || (p >= near->end && r.end > near->end))) near = &r;
   }
-  if (near && p < near->end) snprintf(where, sizeof where, "%s%s", near->name, write && !near->write ? ", which it only reads" : ", over its end");
+  if (near && p < near->end)
+    snprintf(where, sizeof where, "%s%s", near->name,
+             write && !near->write ? ", which it only reads" : ", over its end");
   else if (near) snprintf(where, sizeof where, "%zu bytes behind %s", (size_t)(p - near->end), near->name);
-  emu_fail(cudaErrorIllegalAddress, "kernel %s of %s %s %zu bytes at %p: %s (block %u, thread %u)", b.launch->kernel.c_str(), b.launch->op.c_str(), write ? "writes" : "reads", n, (void *)p, where, emu_block_index.x, emu_thread_index.x);
+  emu_fail(cudaErrorIllegalAddress, "kernel %s of %s %s %zu bytes at %p: %s (block %u, thread %u)",
+           b.launch->kernel.c_str(), b.launch->op.c_str(), write ? "writes" : "reads", n, (void *)p, where,
+           emu_block_index.x, emu_thread_index.x);
   b.bad = true;
   leave(AT_BARRIER); /* never to come back: the access itself could end the process */
 }
@@ -331,7 +339,7 @@ static int find_image(dl_phdr_info *info, size_t, void *) {
 }
 __attribute__((constructor)) static void look_up_image() { dl_iterate_phdr(find_image, nullptr); }
 
-#define ACCESS(n)                                                                                             \
+#define ACCESS(n)                                                                                                    \
   extern "C" __attribute__((visibility("hidden"))) void __asan_load##n##_noabort(uintptr_t p) { look(p, n, false); } \
   extern "C" __attribute__((visibility("hidden"))) void __asan_store##n##_noabort(uintptr_t p) { look(p, n, true); }
 ACCESS(1)

@@ -23,7 +23,8 @@ extern std::shared_ptr<emu_launch_info> emu_context; /* of the launches that fol
 /* block.cpp: runs a grid; the first bad access or race becomes the emulator's error */
 void emu_run(const emu_launch_info *l, unsigned blocks, unsigned threads, const emu_kernel &body);
 /* stream.cpp */
-void emu_fail(cudaError_t code, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* sticky; the first stays */
+void emu_fail(cudaError_t code, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3))); /* sticky; the first stays */
 bool emu_failed();
 uint64_t emu_random();
 void emu_give(cudaStream_t s, std::function<void()> work);

@@ -1,15 +1,9 @@
 /* Kernels with one fault each, to see that the emulator sees it. Called by tests/c/test_cuda.c, by name. */
 #include "k.cuh"
 
-__global__ void behind_the_end(float *y, const float *x, int64_t n) {
-  K_EACH(i, n) y[i] = x[i + 1];
-}
-__global__ void writes_its_input(float *x, int64_t n) {
-  K_EACH(i, n) x[i] = 0;
-}
-__global__ void reads_the_host(float *y, const float *host, int64_t n) {
-  K_EACH(i, n) y[i] = host[i];
-}
+__global__ void behind_the_end(float *y, const float *x, int64_t n) { K_EACH(i, n) y[i] = x[i + 1]; }
+__global__ void writes_its_input(float *x, int64_t n) { K_EACH(i, n) x[i] = 0; }
+__global__ void reads_the_host(float *y, const float *host, int64_t n) { K_EACH(i, n) y[i] = host[i]; }
 __global__ void no_barrier(float *y, int64_t n) {
   K_SHARED(float, all, K_THREADS);
   all[threadIdx.x] = (float)threadIdx.x;
@@ -51,7 +45,8 @@ extern "C" __attribute__((visibility("default"))) const char *emu_fault(const ch
     K_LAUNCH(reads_the_host, 1, 64, s, y, (const float *)gone, n);
   }
   emu_end();
-  for (int i = 0; !strcmp(which, "no event") && i < 200; i++) { /* s writes 1, late writes 2 and should have waited for it */
+  for (int i = 0; !strcmp(which, "no event") && i < 200;
+       i++) { /* s writes 1, late writes 2 and should have waited for it */
     static float one[64], two[64];
     for (int k = 0; k < 64; k++) one[k] = 1, two[k] = 2;
     cudaMemcpyAsync(y, one, 256, cudaMemcpyHostToDevice, s);

@@ -69,7 +69,8 @@ static dt_status messages(const group *g, dt_err *e) {
         for (int k = 0; k < g->n && !pass && p->kind == SEND; k++)
           if (g->p[k].kind == RECV && g->p[k].root == c->rank) memmove(g->p[k].out, p->in, (size_t)p->n);
       } else if (p->kind == (pass ? SEND : RECV)) {
-        DT_TRY(pass ? c->vt->isend(c, p->in, p->n, p->root, 1, &req[i], e) : c->vt->irecv(c, p->out, p->n, p->root, 1, &req[i], e));
+        DT_TRY(pass ? c->vt->isend(c, p->in, p->n, p->root, 1, &req[i], e)
+                    : c->vt->irecv(c, p->out, p->n, p->root, 1, &req[i], e));
       }
     }
   for (int i = 0; i < g->n; i++) DT_TRY(g->p[i].c->over->vt->wait(g->p[i].c->over, &req[i], e));
@@ -99,21 +100,28 @@ static ncclResult_t add(piece p) {
   return give(&g);
 }
 static int dtype_of(ncclDataType_t t) {
-  static const int d[] = {[ncclUint8] = DT_U8, [ncclInt32] = DT_I32, [ncclInt64] = DT_I64, [ncclFloat16] = DT_F16, [ncclFloat32] = DT_F32, [ncclFloat64] = DT_F64, [ncclBfloat16] = DT_BF16};
+  static const int d[] = {
+      [ncclUint8] = DT_U8,    [ncclInt32] = DT_I32,   [ncclInt64] = DT_I64,    [ncclFloat16] = DT_F16,
+      [ncclFloat32] = DT_F32, [ncclFloat64] = DT_F64, [ncclBfloat16] = DT_BF16};
   return d[t];
 }
-static dt_red red_of(ncclRedOp_t op) { return op == ncclMax ? DT_MAX : op == ncclMin ? DT_MIN : op == ncclAvg ? DT_AVG : DT_SUM; }
+static dt_red red_of(ncclRedOp_t op) {
+  return op == ncclMax ? DT_MAX : op == ncclMin ? DT_MIN : op == ncclAvg ? DT_AVG : DT_SUM;
+}
 
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                           cudaStream_t s) {
   return add((piece){ALL_REDUCE, c, in, out, (int64_t)n, dtype_of(t), 0, red_of(op), s});
 }
-ncclResult_t ncclReduceScatter(const void *in, void *out, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                               cudaStream_t s) {
   return add((piece){REDUCE_SCATTER, c, in, out, (int64_t)n, dtype_of(t), 0, red_of(op), s});
 }
 ncclResult_t ncclAllGather(const void *in, void *out, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s) {
   return add((piece){ALL_GATHER, c, in, out, (int64_t)n, dtype_of(t), 0, DT_SUM, s});
 }
-ncclResult_t ncclBroadcast(const void *in, void *out, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s) {
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t n, ncclDataType_t t, int root, ncclComm_t c,
+                           cudaStream_t s) {
   return add((piece){BROADCAST, c, in, out, (int64_t)n, dtype_of(t), root, DT_SUM, s});
 }
 ncclResult_t ncclSend(const void *in, size_t n, ncclDataType_t t, int to, ncclComm_t c, cudaStream_t s) {

@@ -49,7 +49,7 @@ size_t used_bytes;
 uint64_t random_state;
 emu_stream *favoured;
 int favour_left;
-}  // namespace
+} // namespace
 
 /* ---- randomness, errors ---- */
 static int64_t knob(const char *name, int64_t otherwise) {
@@ -137,7 +137,8 @@ static void give(emu_stream *s, emu_work w) {
 }
 void emu_give(cudaStream_t s, std::function<void()> fn) { give(s, {emu_work::DO, std::move(fn), nullptr, 0}); }
 
-void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s, std::shared_ptr<emu_kernel> body) {
+void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s,
+                std::shared_ptr<emu_kernel> body) {
   auto info = std::make_shared<emu_launch_info>();
   if (emu_context) *info = *emu_context;
   info->kernel = kernel;
@@ -238,7 +239,11 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int n, int device) {
 }
 const char *cudaGetErrorString(cudaError_t e) {
   if (e == error && *error_text) return error_text;
-  return e == cudaSuccess ? "no error" : e == cudaErrorMemoryAllocation ? "out of memory" : e == cudaErrorNoDevice ? "no device" : e == cudaErrorInvalidValue ? "invalid argument" : "unknown error";
+  return e == cudaSuccess                 ? "no error"
+         : e == cudaErrorMemoryAllocation ? "out of memory"
+         : e == cudaErrorNoDevice         ? "no device"
+         : e == cudaErrorInvalidValue     ? "invalid argument"
+                                          : "unknown error";
 }
 cudaError_t cudaGetLastError(void) { return error; }
 cudaError_t cudaPeekAtLastError(void) { return error; }

@@ -1,5 +1,6 @@
--- device = "cuda" on the emulator of tests/cuda_emu, which is no GPU: small models train as on the CPU, by the losses and the gradients'
--- norms of each step, alone and on 2 ranks under the strategies; and what a host without a GPU says. Kernels one by one: tests/c/test_cuda.c.
+-- device = "cuda" on the emulator of tests/cuda_emu, which is no GPU: small models train as on the CPU, by the losses and the
+-- gradients' norms of each step, alone and on 2 ranks under the strategies; and what a host without a GPU says. Kernels one by
+-- one: tests/c/test_cuda.c.
 local support = require "support"
 
 local dir = support.folder()
@@ -9,10 +10,12 @@ local nn, optim, data = dt.nn, dt.optim, dt.data
 local args = dt.args { model = "mlp", precision = "f32" }
 local models = {
   mlp = function()
-    return nn.Sequential { nn.Linear(10, 33), nn.GELU(), nn.Linear(33, 7) }, data.synthetic { inputs = { 10 }, classes = 7, samples = 96 }
+    return nn.Sequential { nn.Linear(10, 33), nn.GELU(), nn.Linear(33, 7) },
+      data.synthetic { inputs = { 10 }, classes = 7, samples = 96 }
   end,
   cnn = function()
-    return nn.Sequential { nn.Conv2d(2, 5, 3, { bias = false }), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(125, 7) },
+    return nn.Sequential { nn.Conv2d(2, 5, 3, { bias = false }), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+      nn.Dropout(0.2), nn.Linear(125, 7) },
       data.synthetic { inputs = { 2, 12, 12 }, classes = 7, samples = 96 }
   end,
   gpt = function()
@@ -57,7 +60,8 @@ describe("device = cuda, on the emulator,", function()
       for _, key in ipairs { "loss", "norm", "eval" } do
         assert.are.equal(#want[key], #got[key], key)
         for i, w in ipairs(want[key]) do
-          assert.is_true(math.abs(got[key][i] - w) <= c[3] * (1 + math.abs(w)), ("%s %d is %.9g, the CPU has %.9g"):format(key, i, got[key][i], w))
+          assert.is_true(math.abs(got[key][i] - w) <= c[3] * (1 + math.abs(w)),
+            ("%s %d is %.9g, the CPU has %.9g"):format(key, i, got[key][i], w))
         end
       end
     end)
@@ -67,6 +71,20 @@ describe("device = cuda, on the emulator,", function()
     local code, text = support.run(dir .. "/job.lua --device cuda", { ranks = 2, env = "DT_CUDA=emulator DT_EMU_DEVICES=1" })
     assert.are_not.equal(0, code)
     assert.is_truthy(text:find "2 ranks on this host, which has 1 GPU; start at most one rank for each GPU", text)
+  end)
+  it("finds a label that is no class, and says the line and the label", function()
+    if not there() then return pending "the emulator is not built; make cuda-emu" end
+    local script = support.folder() .. "/labels.lua"
+    support.write(script, [[
+local dt = require "dtrain"
+return dt.job { model = dt.nn.Linear(3, 2), loss = dt.nn.CrossEntropy(), batch = 4, steps = 2, optimizer = dt.optim.SGD { lr = 0.1 },
+  data = dt.data.tensors { inputs = dt.zeros { 4, 3 }, targets = dt.tensor({ 0, 1, 7, 1 }, "i64") } }
+]])
+    local _, want = support.run(script)
+    local code, text = support.run(script .. " --device cuda", { env = "DT_CUDA=emulator" })
+    assert.are_not.equal(0, code)
+    assert.is_truthy(text:find("label 7 is outside 0 to 1", 1, true), text)
+    assert.are.equal(want:match "[^\n]*label 7[^\n]*", text:match "[^\n]*label 7[^\n]*")
   end)
   it("says before the first step that memory does not suffice", function()
     if not there() then return pending "the emulator is not built; make cuda-emu" end

@@ -31,7 +31,7 @@ local function job(t)
   local all = { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer = optim.SGD { lr = 0.1 }, steps = 3,
     data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 64 } }
   for _, k in ipairs { "model", "loss", "batch", "optimizer", "steps", "data", "eval", "clip", "precision", "parallel",
-    "schedule", "checkpoint" } do
+    "schedule", "checkpoint", "device" } do
     if t[k] ~= nil then all[k] = t[k] end
   end
   return dt.job(all)

@@ -14,9 +14,9 @@ typedef struct fabric {
 } fabric;
 
 static ncclDataType_t type_of(int dtype) {
-  static const ncclDataType_t t[DT_NDTYPE] = {[DT_BOOL] = ncclUint8,   [DT_U8] = ncclUint8,     [DT_I32] = ncclInt32,
-                                              [DT_I64] = ncclInt64,    [DT_F16] = ncclFloat16,  [DT_BF16] = ncclBfloat16,
-                                              [DT_F32] = ncclFloat32,  [DT_F64] = ncclFloat64};
+  static const ncclDataType_t t[DT_NDTYPE] = {
+      [DT_BOOL] = ncclUint8,  [DT_U8] = ncclUint8,      [DT_I32] = ncclInt32,   [DT_I64] = ncclInt64,
+      [DT_F16] = ncclFloat16, [DT_BF16] = ncclBfloat16, [DT_F32] = ncclFloat32, [DT_F64] = ncclFloat64};
   return t[dtype];
 }
 static ncclRedOp_t op_of(dt_red op) {
@@ -98,7 +98,8 @@ dt_status dt_nccl_fabric(dt_dev *d, dt_comm *host, dt_fabric **out, dt_err *e) {
   (void)d;
   memset(&id, 0, sizeof id);
   ncclResult_t st = host->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
-  DT_TRY(dt_comm_told(host, st ? dt_fail(e, DT_ECOMM, NULL, "NCCL does not start: %s", ncclGetErrorString(st)) : DT_OK, e));
+  DT_TRY(dt_comm_told(host, st ? dt_fail(e, DT_ECOMM, NULL, "NCCL does not start: %s", ncclGetErrorString(st)) : DT_OK,
+                      e));
   DT_TRY(host->vt->broadcast(host, &id, sizeof id, 0, e));
   fabric *f = dt_xalloc(sizeof *f);
   *f = (fabric){{&vt}, NULL, host->rank, host->size};

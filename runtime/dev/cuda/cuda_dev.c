@@ -12,8 +12,8 @@ enum { STAGE_BYTES = 1 << 20 };
 /* ---- errors ---- */
 void dt_cuda_note(cuda_stream *s, cudaError_t err, const char *what) {
   if (err == cudaSuccess || s->err.code) return;
-  dt_fail(&s->err, err == cudaErrorMemoryAllocation ? DT_ENOMEM : DT_EBUG, NULL, "%s: %s failed: %s", s->b.dev->vt->name,
-          what, cudaGetErrorString(err));
+  dt_fail(&s->err, err == cudaErrorMemoryAllocation ? DT_ENOMEM : DT_EBUG, NULL, "%s: %s failed: %s",
+          s->b.dev->vt->name, what, cudaGetErrorString(err));
 }
 static dt_status status_of(cuda_stream *s, dt_err *e) {
   if (!s->err.code) return DT_OK;
@@ -238,23 +238,23 @@ static void cuda_release(dt_dev *d, dt_launch *l) {
 }
 
 const struct dt_dev_vt dt_cuda_vt = {.name = DT_CUDA_NAME,
-                                       .alloc = cuda_alloc,
-                                       .free = cuda_free,
-                                       .open = cuda_open,
-                                       .close = cuda_close,
-                                       .put = cuda_put,
-                                       .copy = cuda_copy,
-                                       .fill = cuda_fill,
-                                       .launch = cuda_launch,
-                                       .call = dt_cuda_call,
-                                       .get = cuda_get,
-                                       .map = cuda_map,
-                                       .unmap = cuda_unmap,
-                                       .record = cuda_record,
-                                       .wait = cuda_wait,
-                                       .sync = cuda_sync,
-                                       .watch = cuda_watch,
-                                       .supports = cuda_supports,
-                                       .workspace = cuda_workspace,
-                                       .bind = cuda_bind,
-                                       .release = cuda_release};
+                                     .alloc = cuda_alloc,
+                                     .free = cuda_free,
+                                     .open = cuda_open,
+                                     .close = cuda_close,
+                                     .put = cuda_put,
+                                     .copy = cuda_copy,
+                                     .fill = cuda_fill,
+                                     .launch = cuda_launch,
+                                     .call = dt_cuda_call,
+                                     .get = cuda_get,
+                                     .map = cuda_map,
+                                     .unmap = cuda_unmap,
+                                     .record = cuda_record,
+                                     .wait = cuda_wait,
+                                     .sync = cuda_sync,
+                                     .watch = cuda_watch,
+                                     .supports = cuda_supports,
+                                     .workspace = cuda_workspace,
+                                     .bind = cuda_bind,
+                                     .release = cuda_release};

@@ -25,7 +25,8 @@ enum { CUDA_EVENTS = 1024, STAGES = 8 };
 typedef struct cuda_stream {
   dt_stream b;
   cudaStream_t s;
-  cudaEvent_t event[CUDA_EVENTS]; /* the record of number n is in event[n % CUDA_EVENTS]; a later one is a later point of the stream */
+  cudaEvent_t event
+      [CUDA_EVENTS]; /* the record of number n is in event[n % CUDA_EVENTS]; a later one is a later point of the stream */
   uint64_t recorded;
   dt_err err; /* the first error */
   struct {    /* pinned memory through which the host's values go */

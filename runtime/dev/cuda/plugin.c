@@ -11,7 +11,8 @@ static dt_status check(int *n, dt_err *e) {
   if (err == cudaErrorInsufficientDriver && driver == 0)
     return dt_fail(e, DT_EUSER, NULL, "there is no NVIDIA driver on this host (libcuda.so.1); install it to use a GPU");
   if (err == cudaErrorInsufficientDriver)
-    return dt_fail(e, DT_EUSER, NULL, "the NVIDIA driver is for CUDA %d.%d, this build for %d.%d; install a newer driver", driver / 1000,
+    return dt_fail(e, DT_EUSER, NULL,
+                   "the NVIDIA driver is for CUDA %d.%d, this build for %d.%d; install a newer driver", driver / 1000,
                    driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
   if (err == cudaErrorNoDevice || (!err && *n == 0))
     return dt_fail(e, DT_EUSER, NULL, "no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES hides the others)");
@@ -38,7 +39,8 @@ static dt_status list_gpus(dt_str *out, dt_err *e) {
     if (n > 1) dt_str_add(out, ", reads the memory of %d of the others directly", peers);
     dt_str_add(out, "\n");
   }
-  dt_str_add(out, "%s: driver for CUDA %d.%d, runtime %d.%d", DT_CUDA_NAME, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+  dt_str_add(out, "%s: driver for CUDA %d.%d, runtime %d.%d", DT_CUDA_NAME, driver / 1000, driver % 1000 / 10,
+             runtime / 1000, runtime % 1000 / 10);
   return DT_OK;
 }
 
@@ -50,7 +52,8 @@ static dt_status open_gpu(int number, int rank, dt_dev **out, dt_err *e) {
   dt_log_setup(rank, 1);
   cudaError_t err = cudaGetDeviceProperties(&p, number);
   if (!err && p.major < 8)
-    return dt_fail(e, DT_EUSER, NULL, "GPU %d is a %s of compute capability %d.%d; dtrain wants 8.0 (A100) or newer", number, p.name, p.major, p.minor);
+    return dt_fail(e, DT_EUSER, NULL, "GPU %d is a %s of compute capability %d.%d; dtrain wants 8.0 (A100) or newer",
+                   number, p.name, p.major, p.minor);
   if (!err) err = cudaSetDevice(number);
   if (err) return dt_fail(e, DT_EIO, NULL, "GPU %d does not open: %s", number, cudaGetErrorString(err));
   cuda_dev *d = dt_xalloc(sizeof *d);
@@ -66,6 +69,7 @@ static void close_gpu(dt_dev *d) {
 dt_status dt_nccl_fabric(dt_dev *d, struct dt_comm *host, struct dt_fabric **out, dt_err *e); /* runtime/comm/nccl */
 
 __attribute__((visibility("default"))) const dt_cuda_plugin *dt_cuda_entry(void) {
-  static const dt_cuda_plugin p = {DT_CUDA_ABI, DT_CUDA_NAME, list_gpus, count_gpus, open_gpu, close_gpu, dt_nccl_fabric};
+  static const dt_cuda_plugin p = {DT_CUDA_ABI, DT_CUDA_NAME, list_gpus,     count_gpus,
+                                   open_gpu,    close_gpu,    dt_nccl_fabric};
   return &p;
 }

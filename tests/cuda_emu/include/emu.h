@@ -34,12 +34,13 @@ extern emu_index emu_thread_index, emu_block_index, emu_block_dim, emu_grid_dim;
 
 /* Memory of the block: every thread that comes by the same declaration gets the same. */
 void *emu_shared(const char *site, size_t bytes);
-#define K_SHARED(T, name, n)      \
+#define K_SHARED(T, name, n)         \
   static const char name##_site = 0; \
   T *name = (T *)emu_shared(&name##_site, sizeof(T) * (n))
-#define K_LAUNCH(kernel, blocks, threads, stream, ...)                               \
+#define K_LAUNCH(kernel, blocks, threads, stream, ...)                                 \
   emu_launch(#kernel, (unsigned)(blocks), (unsigned)(threads), (cudaStream_t)(stream), \
-             emu_body([](auto... args) __attribute__((noinline)) { kernel(args...); }, __VA_ARGS__))
+             emu_body(                                                                 \
+                 [](auto... args) __attribute__((noinline)) { kernel(args...); }, __VA_ARGS__))
 /* A kernel with its arguments. They lie in the host's memory, from which a thread's begin copies them: that is not the kernel's doing. */
 struct emu_kernel {
   virtual void run() const = 0;
@@ -57,7 +58,8 @@ template <class F, class... A> struct emu_with : emu_kernel {
 template <class F, class... A> std::shared_ptr<emu_kernel> emu_body(F f, A... args) {
   return std::make_shared<emu_with<F, A...>>(f, args...);
 }
-void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s, std::shared_ptr<emu_kernel> body);
+void emu_launch(const char *kernel, unsigned blocks, unsigned threads, cudaStream_t s,
+                std::shared_ptr<emu_kernel> body);
 
 void __syncthreads();
 /* Gives 8 bytes to the warp and gets all 32 lanes' (those that the mask lacks are undefined), once every lane of the mask is here. */
