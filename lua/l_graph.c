@@ -40,8 +40,8 @@ static int graph_gc(lua_State *L) {
   return 0;
 }
 
-/* core.graph{ mesh =, rows =, precision =, plain_grad = }: precision is the job's, rows is the number of samples in a microbatch (the first input's first
- * dim) */
+/* core.graph{ mesh =, rows =, precision =, plain_grad = }: rows is the number of samples in a microbatch (the first input's first
+ * dim); precision is the job's ("f32"), and the plan's must be the same */
 static int l_graph(lua_State *L) {
   int mesh = 0, precision = DT_F32;
   int64_t rows = 0;
@@ -51,6 +51,8 @@ static int l_graph(lua_State *L) {
   DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
            {"precision", 'd', &precision, NULL}, {"plain_grad", 'b', &plain, NULL});
   if (mesh) dtl_read_mesh(L, mesh, &m);
+  if (precision != DT_F32 && precision != DT_BF16 && precision != DT_F16)
+    dtl_fail(L, "core.graph: precision '%s' is not supported; take f32, bf16 or f16", dt_dtype_name(precision));
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
   *b = (dtl_graph){0};

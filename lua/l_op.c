@@ -22,7 +22,8 @@ static _Noreturn void bad_attr(lua_State *L, const attr_reader *r, const dt_attr
 }
 
 static _Noreturn void too_many(lua_State *L, const attr_reader *r, const dt_attr_spec *s) {
-  dtl_fail(L, "%s: '%s' has more than %d numbers; a tensor has at most %d dims", r->o->name, s->name, DT_MAX_DIM, DT_MAX_DIM);
+  dtl_fail(L, "%s: '%s' has more than %d numbers; a tensor has at most %d dims", r->o->name, s->name, DT_MAX_DIM,
+           DT_MAX_DIM);
 }
 
 /* Reads the value at stack index i into spec k; a list given as numbers may take several. Returns how many stack slots

@@ -289,36 +289,29 @@ int dt_layout_bucket_of(const dt_layout *l, int64_t at) {
   return lo < l->nbucket && l->bucket[lo].begin <= at ? lo : -1;
 }
 
-typedef struct named {
-  const char *name;
-  int k;
-} named;
-static int by_name(const void *a, const void *b) { return strcmp(((const named *)a)->name, ((const named *)b)->name); }
-
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   if (s->layout) copy_of(s->layout, l);
   else DT_TRY(make(g, s, l, e));
-  named *list = dt_xalloc(sizeof *list * (size_t)(l->n + 1));
-  for (int k = 0; k < l->n; k++) list[k] = (named){l->name[k], k};
-  qsort(list, (size_t)l->n, sizeof *list, by_name);
+  dt_names list = {0};
+  for (int k = 0; k < l->n; k++) dt_names_add(&list, l->name[k]);
   dt_status st = DT_OK;
   for (int i = 0; i < g->param.n && !st; i++) {
     dt_param *p = &g->param.p[i];
-    const named want = {p->name, 0}, *found = bsearch(&want, list, (size_t)l->n, sizeof *list, by_name);
-    if (!found || !dt_type_eq(&l->type[found->k], &g->val.p[p->val].t)) {
+    const int k = dt_names_find(&list, p->name);
+    if (k < 0 || !dt_type_eq(&l->type[k], &g->val.p[p->val].t)) {
       st = dt_fail(e, DT_EUSER, NULL,
                    "parameter %s is not in the training plan, or has another shape there; the model must be the same "
                    "in training and evaluation",
                    p->name);
       break;
     }
-    p->stored.flat = l->flat[found->k];
-    p->stored.local = l->type[found->k];
+    p->stored.flat = l->flat[k];
+    p->stored.local = l->type[k];
     p->stored.own = -1;
     p->stored.bucket = dt_layout_bucket_of(l, p->stored.flat);
     dt_layout_share(l, p->stored.bucket, dt_layout_mine(g, s, l, p->stored.bucket), p->stored.flat,
                     dt_numel(&p->stored.local), &p->stored.begin, &p->stored.len);
   }
-  free(list);
+  dt_names_free(&list);
   return st;
 }

@@ -1,5 +1,5 @@
 -- GPT-2 of 124 million parameters, traced once and compiled for one strategy after another, as a planner does:
---   dtrain plan tests/bench/compile.lua     prints the time that a rank's plan takes, the least of several tries; the slowest strategy's counts
+--   dtrain plan tests/bench/compile.lua     the time that a rank's plan takes, the least of several tries; last the slowest strategy's
 local dt = require "dtrain"
 local core = require "dtrain.core"
 local strategies = require "dtrain.strategy"
@@ -18,13 +18,15 @@ local function compile(parallel)
   job.parallel = strategies.new(parallel)
   local where = job:where_is(args.ranks - 1, args.ranks)
   local begin = os.clock()
-  trace.train(job, { rows = 2, where = where, threads = core.threads(), micros = { 64 // (2 * where.replicas) }, traced = traced })
+  trace.train(job, { rows = 2, where = where, threads = core.threads(), micros = { 64 // (2 * where.replicas) },
+    traced = traced })
   return (os.clock() - begin) * 1e6
 end
 
 compile {} -- traces
 local worst = 0
-for _, parallel in ipairs { {}, { zero = 1 }, { zero = 3 }, { tensor = 2 }, { pipeline = 2 }, { tensor = 2, pipeline = 2, zero = 1 } } do
+for _, parallel in ipairs { {}, { zero = 1 }, { zero = 3 }, { tensor = 2 }, { pipeline = 2 },
+  { tensor = 2, pipeline = 2, zero = 1 } } do
   local best = math.huge
   for _ = 1, args.tries do best = math.min(best, compile(parallel)) end
   worst = math.max(worst, best)
