@@ -81,6 +81,7 @@ dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
 dt_ctx *dtl_ctx_now(void);           /* NULL before that */
 dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
 void dtl_signals(lua_State *L);      /* what asks to stop is from now on told to core.stop_requested; main.c */
+void dtl_child_end(void);            /* ends a child with all that it has started, removes temporary files; also in a signal's handler */
 void dtl_training(void);             /* a step begins: signals wait for its end from now on */
 bool dtl_interrupted(void);          /* the process ends orderly although its exit code is not 0 */
 
@@ -165,6 +166,7 @@ void dtl_open_data(lua_State *L);
 void dtl_open_loader(lua_State *L);
 void dtl_open_comm(lua_State *L);
 void dtl_open_sys(lua_State *L);
+void dtl_open_child(lua_State *L);
 void dtl_open_json(lua_State *L);
 
 /* ---- modules (l_core.c) ---- */

@@ -167,6 +167,7 @@ DT_API int luaopen_dtrain_core(lua_State *L) {
   luaL_checkversion(L);
   luaL_newlib(L, fn);
   dtl_open_sys(L);
+  dtl_open_child(L);
   dtl_open_json(L);
   dtl_open_op(L);
   dtl_open_tensor(L);

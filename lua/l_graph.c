@@ -91,6 +91,7 @@ static int l_graph(lua_State *L) {
   lua_setiuservalue(L, -2, 1);
   b->g = dt_xalloc(sizeof *b->g);
   dt_graph_init(b->g);
+  b->build = dt_build_at(b->g, DT_FWD);
   b->g->rows = rows;
   b->g->plain_grad = plain;
   b->g->mesh = m;
@@ -125,7 +126,7 @@ static int g_input(lua_State *L) {
   dtl_only_traced(L, "graph:input", b->g);
   dt_type t = dtl_shape(L, "graph:input", 3, 4, dtl_dtype(L, "graph:input", 2, 3));
   dt_input in = {.name = new_name(L, "graph:input", b->g)};
-  in.val = dt_leaf(b->g, DT_OP_input, &t, in.name);
+  in.val = dt_build_leaf(&b->build, DT_OP_input, &t, in.name);
   dt_vec_push(&b->g->input, in);
   return dtl_push_symbol(L, 1, in.val), 1;
 }
@@ -218,8 +219,8 @@ static int g_param(lua_State *L) {
                 .flat = -1,
                 .bucket = -1,
                 .compute = -1,
-                .file = b->g->file,
-                .line = b->g->line};
+                .file = b->build.at.file,
+                .line = b->build.at.line};
   if (group < 0 || group > 1 << 20)
     dtl_fail(L, "%s: group of '%s' must be 0 or more, got %lld", fn, p.name, (long long)group);
   if (trainable && !dt_is_float(dtype))
@@ -227,7 +228,7 @@ static int g_param(lua_State *L) {
   p.group = (int)group;
   if (init) p.init = read_init(L, fn, p.name, init, &t);
   for (int k = 0; k < (int)(sizeof p.state / sizeof *p.state); k++) p.state[k] = -1;
-  p.val = dt_leaf(b->g, DT_OP_param, &t, p.name);
+  p.val = dt_build_leaf(&b->build, DT_OP_param, &t, p.name);
   dt_vec_push(&b->g->param, p);
   return dtl_push_symbol(L, 1, p.val), 1;
 }
@@ -243,7 +244,7 @@ static int g_buffer(lua_State *L) {
   dt_type t = dtl_shape(L, fn, 2, 3, dtype);
   dt_buf c = {.name = new_name(L, fn, b->g)};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
-  c.val = dt_leaf(b->g, DT_OP_buffer, &t, c.name);
+  c.val = dt_build_leaf(&b->build, DT_OP_buffer, &t, c.name);
   dt_vec_push(&b->g->buf, c);
   return dtl_push_symbol(L, 1, c.val), 1;
 }
@@ -272,7 +273,7 @@ static int g_state(lua_State *L) {
   if (p->nstate == most) dtl_fail(L, "%s: '%s' has %d states already; that is the most", fn, p->name, most);
   dt_type t = *dt_type_of(b->g, v);
   if (t.dtype != DT_F64) t.dtype = DT_F32;
-  dt_val s = dt_leaf(b->g, DT_OP_state, &t, name);
+  dt_val s = dt_build_leaf(&b->build, DT_OP_state, &t, name);
   p->state_name[p->nstate] = dt_arena_strdup(&b->g->mem, name);
   p->state_fill[p->nstate] = fill;
   p->state_copy[p->nstate] = copy;
@@ -293,7 +294,7 @@ static int g_local_state(lua_State *L) {
   if (t.nd == DT_MAX_DIM) dtl_fail(L, "%s: a state has at most %d dims", fn, DT_MAX_DIM - 1);
   dt_buf c = {.name = new_name(L, fn, b->g), .state = true, .own = !shared};
   if (init) c.init = read_init(L, fn, c.name, init, &t);
-  return dtl_push_symbol(L, 1, dt_graph_state(b->g, &c, &t)), 1;
+  return dtl_push_symbol(L, 1, dt_graph_state(&b->build, &c, &t)), 1;
 }
 
 /* g:unclipped(param) -> its gradient, divided by the count and not clipped; after g:update() */
@@ -306,7 +307,7 @@ static int g_unclipped(lua_State *L) {
   dt_val grad = p->grad;
   for (int i = 0; i < b->g->hyper.n; i++)
     if (b->g->hyper.p[i].kind == DT_HY_INV_COUNT)
-      return dtl_push_symbol(L, 1, dt_b2(b->g, DT_OP_mul, grad, dt_cast(b->g, b->g->hyper.p[i].val, DT_F32))), 1;
+      return dtl_push_symbol(L, 1, dt_build2(&b->build, DT_OP_mul, grad, dt_build_cast(&b->build, b->g->hyper.p[i].val, DT_F32))), 1;
   dtl_fail(L, "%s: the graph has no count", fn);
 }
 
@@ -314,7 +315,8 @@ static int g_unclipped(lua_State *L) {
 static int g_between(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, "graph:between");
   if (b->g->level > DT_PLACED) dtl_fail(L, "graph:between must come before g:grad()");
-  dt_graph_between(b->g);
+  b->g->level = DT_UPDATED;
+  b->build.at.phase = DT_UPD;
   return 0;
 }
 
@@ -345,9 +347,9 @@ static int axes_mask(lua_State *L, const char *fn, const dt_graph *g, int i) {
   return axes;
 }
 
-static void set_attr(int op, dt_attr *a, const char *name, int64_t v) {
+static void set_attr(int op, dt_attrs *a, const char *name, int64_t v) {
   const dt_attr_spec *s = dt_op_attr(op, name);
-  if (s) a[s->slot].i = v;
+  if (s) a->slot[s->slot].i = v;
 }
 
 /* core.collective(symbol, op, axes, { red = "sum" | "max" | "min" | "mean", part =, by = }) -> symbol; axes: a list of the mesh's names;
@@ -385,15 +387,16 @@ static int l_collective(lua_State *L) {
         "%s over %s in a model: values of a model are whole there until the strategies place them; x:place says where "
         "they lie, and the collectives follow",
         name, dtl_axes_of(L, g));
-  dt_attr a[DT_MAX_ATTR];
-  dt_op_defaults(op, a);
-  dt_group_set(g, a, group);
-  set_attr(op, a, "red", r), set_attr(op, a, "n", n), set_attr(op, a, "by", by % n), set_attr(op, a, "partial", model);
-  DTL_TRY(L, &e, dt_node_add(g, op, &v, 1, a, out, &e));
+  dt_attrs a;
+  dt_op_defaults(op, &a);
+  dt_group_set(g, &a, group);
+  set_attr(op, &a, "red", r), set_attr(op, &a, "n", n), set_attr(op, &a, "by", by % n);
+  set_attr(op, &a, "partial", model);
+  DTL_TRY(L, &e, dt_build_node(&x->graph->build, op, &v, 1, &a, out, &e));
   if (model) dt_node_of(g, out[0])->reason = "the model's own";
   else if (g->level < DT_STAGED) dt_node_of(g, out[0])->reason = "the strategy's update";
   if (model && (op == DT_OP_all_reduce || op == DT_OP_reduce_scatter) && (r == DT_RED_MAX || r == DT_RED_MIN))
-    out[0] = dt_b1(g, DT_OP_stop_gradient, out[0]);
+    out[0] = dt_build1(&x->graph->build, DT_OP_stop_gradient, out[0]);
   return dtl_push_symbol(L, 1, out[0]), lua_pushboolean(L, model), 2;
 }
 
@@ -427,7 +430,7 @@ static int g_full(lua_State *L) {
   dt_type t = dtl_shape(L, fn, 1, 2, dtl_opt_dtype(L, fn, 3, 4, DT_F32));
   double v = dtl_num(L, fn, 2, 3);
   dtl_graph_here(L, b);
-  return dtl_push_symbol(L, 1, dt_full(b->g, v, t.dtype, t.nd, t.dim)), 1;
+  return dtl_push_symbol(L, 1, dt_build_full(&b->build, v, t.dtype, t.nd, t.dim)), 1;
 }
 
 /* g:hyper("lr" | "t", group): the same symbol for the same question */
@@ -446,7 +449,7 @@ static int g_hyper(lua_State *L) {
       return dtl_push_symbol(L, 1, b->g->hyper.p[i].val), 1;
   dt_type t = dt_type_make(DT_F64, 0, NULL);
   h.name = group ? dt_arena_printf(&b->g->mem, "%s %lld", name, (long long)group) : dt_arena_strdup(&b->g->mem, name);
-  h.val = dt_leaf(b->g, DT_OP_hyper, &t, h.name);
+  h.val = dt_build_leaf(&b->build, DT_OP_hyper, &t, h.name);
   dt_vec_push(&b->g->hyper, h);
   return dtl_push_symbol(L, 1, h.val), 1;
 }
@@ -479,7 +482,7 @@ static int g_loss(lua_State *L) {
       dtl_fail(L, "the loss's count is %s, but must be one number",
                dt_type_str(dt_type_of(b->g, count), text, sizeof text));
   }
-  b->g->loss = t->nd ? dt_reshape(b->g, loss, 0, t->dim) : loss;
+  b->g->loss = t->nd ? dt_build_reshape(&b->build, loss, 0, t->dim) : loss;
   b->g->count = count;
   return 0;
 }
@@ -495,16 +498,16 @@ static int g_assign(lua_State *L) {
   if (!update && op != DT_OP_buffer && op != DT_OP_assign)
     dtl_fail(L, "%s: only buffers can be written in a forward pass; parameters change in the optimizer's update", fn);
   if (dtl_to_tensor(L, 3)) value = dtl_graph_const(L, 1, 3);
-  else if (lua_type(L, 3) == LUA_TNUMBER) value = dt_scalar(b->g, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
+  else if (lua_type(L, 3) == LUA_TNUMBER) value = dt_build_scalar(&b->build, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
   else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
-  value = dt_cast(b->g, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
+  value = dt_build_cast(&b->build, value, t.dtype); /* a step size may be f64, a statistic 16 bits */
   if (!dt_type_of(b->g, value)->nd && t.nd) {
-    dt_attr a[DT_MAX_ATTR] = {{.i = t.nd}};
-    for (int d = 0; d < t.nd; d++) a[1 + d].i = t.dim[d];
-    value = dt_bn(b->g, DT_OP_broadcast_to, &value, 1, a);
+    dt_attrs a = {.broadcast_to.shape.n = t.nd};
+    memcpy(a.broadcast_to.shape.v, t.dim, sizeof *t.dim * t.nd);
+    value = dt_build_op(&b->build, DT_OP_broadcast_to, &value, 1, &a);
   }
-  DTL_TRY(L, &e, dt_node_add(b->g, DT_OP_assign, (dt_val[]){to, value}, 2, NULL, out, &e));
+  DTL_TRY(L, &e, dt_build_node(&b->build, DT_OP_assign, (dt_val[]){to, value}, 2, NULL, out, &e));
   return 0;
 }
 
@@ -512,7 +515,7 @@ static int g_assign(lua_State *L) {
 /* g:block(name): what is traced from here on belongs to this block; g:block(): to none */
 static int g_block(lua_State *L) {
   dtl_graph *b = dtl_check_graph(L, "graph:block");
-  dt_graph_block(b->g, lua_isnoneornil(L, 2) ? NULL : dtl_text(L, "graph:block", 1, 2));
+  dt_build_block(&b->build, lua_isnoneornil(L, 2) ? NULL : dtl_text(L, "graph:block", 1, 2));
   return 0;
 }
 

@@ -6,7 +6,10 @@
 
 /* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
 typedef struct dtl_graph {
-  dt_graph *g; /* NULL: of a plan, which is open only while a verb is asked */
+  union {
+    dt_graph *g;    /* NULL: of a plan, which is open only while a verb is asked */
+    dt_build build; /* of the same graph: where new nodes go */
+  };
   bool sealed; /* compiled: stays as it was traced */
   bool meshed; /* what was traced names axes of the mesh */
   DT_VEC(const char *) files;
@@ -18,7 +21,7 @@ typedef struct dtl_symbol {
 dtl_symbol *dtl_to_symbol(lua_State *L, int i);
 /* Pushes a symbol; `like` is the stack index of the graph box or of a symbol of the same graph. */
 void dtl_push_symbol(lua_State *L, int like, dt_val v);
-/* The graph of a symbol for adding nodes; an error when it was compiled already. */
+/* The graph of a symbol; an error when it was compiled already. */
 dt_graph *dtl_symbol_graph(lua_State *L, const dtl_symbol *s);
 void dtl_graph_here(lua_State *L, dtl_graph *g); /* new nodes get the user's position */
 /* A concrete tensor (stack index i) as a constant of the graph that the symbol at `like` belongs to. */
@@ -58,7 +61,7 @@ dtl_schedule *dtl_check_schedule(lua_State *L, const char *fn, int arg, int i);
 /* ---- operations (l_op.c, l_eager.c) ---- */
 /* Applies an op to the tensors, symbols, numbers and booleans at stack indices at[nin]; pushes the results, returns
  * how many. */
-int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr);
+int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attrs *a);
 /* The same for contiguous concrete tensors; l_op.c has made them so. */
-int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attr *attr);
+int dtl_eager(lua_State *L, int op, const int *at, int nin, const dt_attrs *a);
 #endif

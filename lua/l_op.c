@@ -10,7 +10,7 @@ static const char methods_key; /* registry: the methods' table */
 /* ---- attributes ---- */
 typedef struct attr_reader {
   const dt_op_info *o;
-  dt_attr *attr;
+  dt_attrs *a;
   uint32_t given; /* bit i: spec[i] was given */
 } attr_reader;
 
@@ -25,7 +25,7 @@ static _Noreturn void bad_attr(lua_State *L, const attr_reader *r, const dt_attr
  * it took. arg is the argument's number for messages, 0 for a named one. */
 static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int top) {
   const dt_attr_spec *s = &r->o->spec[k];
-  dt_attr *a = r->attr + s->slot;
+  dt_attr *a = r->a->slot + s->slot;
   if (r->given >> k & 1) dtl_fail(L, "%s: '%s' is given twice", r->o->name, s->name);
   r->given |= 1u << k;
   switch (s->kind) {
@@ -127,8 +127,8 @@ static void read_table(lua_State *L, attr_reader *r, int *next, int arg, int i) 
   }
 }
 
-static void read_attrs(lua_State *L, const dt_op_info *o, dt_attr *attr, int first, int top) {
-  attr_reader r = {.o = o, .attr = attr};
+static void read_attrs(lua_State *L, const dt_op_info *o, dt_attrs *a, int first, int top) {
+  attr_reader r = {.o = o, .a = a};
   int next = 0;
   for (int i = first; i <= top;) {
     if (lua_isnil(L, i)) next++, i++;
@@ -163,11 +163,12 @@ static double number_value(lua_State *L, int i) {
 }
 
 /* ---- symbolic ---- */
-static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt_attr *attr, int like, int td,
+static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt_attrs *a, int like, int td,
                           bool dims) {
   dt_err e = {0};
   dtl_symbol *s = dtl_to_symbol(L, like);
   dt_graph *g = dtl_symbol_graph(L, s);
+  dt_build *b = &s->graph->build;
   dt_val few[16], *val = nin <= 16 ? few : lua_newuserdatauv(L, (size_t)nin * sizeof *val, 0), out[DT_MAX_OUT];
   dtl_graph_here(L, s->graph);
   for (int i = 0; i < nin; i++) {
@@ -176,9 +177,9 @@ static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt
       dtl_fail(L, "%s: the inputs belong to different graphs; build a model inside one trace", dt_op(op)->name);
     if (x) val[i] = x->v;
     else if (dtl_to_tensor(L, at[i])) val[i] = dtl_graph_const(L, like, at[i]);
-    else val[i] = dt_scalar(g, number_value(L, at[i]), number_dtype(L, at[i], td, dims));
+    else val[i] = dt_build_scalar(b, number_value(L, at[i]), number_dtype(L, at[i], td, dims));
   }
-  DTL_TRY(L, &e, dt_node_add(g, op, val, nin, attr, out, &e));
+  DTL_TRY(L, &e, dt_build_node(b, op, val, nin, a, out, &e));
   int nout = dt_node_of(g, out[0])->nout;
   luaL_checkstack(L, nout + 4, "results");
   for (int o = 0; o < nout; o++) dtl_push_symbol(L, like, out[o]);
@@ -187,12 +188,12 @@ static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt
 
 /* ---- concrete ---- */
 /* Views share their input's memory. */
-static int apply_view(lua_State *L, int op, int i, dt_attr *a) {
+static int apply_view(lua_State *L, int op, int i, dt_attrs *a) {
   dt_err e = {0};
   dtl_tensor *t = dtl_to_tensor(L, i);
   const dt_type *in = &t->v.t;
   dt_shape_ctx s = {
-      .op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .attr = a, .e = &e, .opid = op};
+      .op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .a = a, .e = &e, .opid = op};
   DTL_TRY(L, &e, dt_op(op)->shape(&s));
   if (op == DT_OP_reshape) t = dtl_contiguous(L, i, -1);
   luaL_checkstack(L, s.nout + 8, "results");
@@ -204,14 +205,17 @@ static int apply_view(lua_State *L, int op, int i, dt_attr *a) {
     int lead = v.t.nd - from.t.nd;
     int64_t off = 0;
     if (op == DT_OP_permute) {
-      for (int d = 0; d < v.t.nd; d++) v.stride[d] = from.stride[a[1 + d].i];
+      for (int d = 0; d < v.t.nd; d++) v.stride[d] = from.stride[a->permute.dims.v[d]];
     } else if (op == DT_OP_broadcast_to) {
       for (int d = 0; d < v.t.nd; d++)
         v.stride[d] = d < lead || from.t.dim[d - lead] != v.t.dim[d] ? 0 : from.stride[d - lead];
     } else if (op != DT_OP_reshape) { /* slice, split, stop_gradient */
       memcpy(v.stride, from.stride, sizeof v.stride);
-      if (op == DT_OP_slice) off = a[1].i * from.stride[a[0].i], v.stride[a[0].i] *= a[3].i;
-      if (op == DT_OP_split) off = begin * from.stride[a[0].i], begin += a[2 + o].i;
+      if (op == DT_OP_slice) {
+        off = a->slice.start * from.stride[a->slice.dim];
+        v.stride[a->slice.dim] *= a->slice.step;
+      }
+      if (op == DT_OP_split) off = begin * from.stride[a->split.dim], begin += a->split.sizes.v[o];
     }
     if (dt_numel(&v.t)) v.p = (char *)from.p + off * (int64_t)es;
     dtl_tensor_view(L, t, &v);
@@ -219,8 +223,8 @@ static int apply_view(lua_State *L, int op, int i, dt_attr *a) {
   return s.nout;
 }
 
-static int apply_concrete(lua_State *L, int op, const int *at, int nin, dt_attr *attr, int td, bool dims) {
-  if (dt_op(op)->flags & OP_VIEW && dtl_to_tensor(L, at[0])) return apply_view(L, op, at[0], attr);
+static int apply_concrete(lua_State *L, int op, const int *at, int nin, dt_attrs *a, int td, bool dims) {
+  if (dt_op(op)->flags & OP_VIEW && dtl_to_tensor(L, at[0])) return apply_view(L, op, at[0], a);
   if (op == DT_OP_copy && dtl_to_tensor(L, at[0])) return dtl_tensor_copy(L, &dtl_to_tensor(L, at[0])->v), 1;
   luaL_checkstack(L, nin + 16, "operands");
   int few[16], *whole = nin <= 16 ? few : lua_newuserdatauv(L, (size_t)nin * sizeof *whole, 0);
@@ -229,10 +233,10 @@ static int apply_concrete(lua_State *L, int op, const int *at, int nin, dt_attr 
     else dtl_tensor_from(L, dt_op(op)->name, i + 1, at[i], number_dtype(L, at[i], td, dims));
     whole[i] = lua_gettop(L);
   }
-  return dtl_eager(L, op, whole, nin, attr);
+  return dtl_eager(L, op, whole, nin, a);
 }
 
-int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr) {
+int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attrs *a) {
   int like = 0, n = 0;
   const dt_type *few[16], **types = nin <= 16 ? few : lua_newuserdatauv(L, (size_t)nin * sizeof *types, 0);
   bool dims = false;
@@ -245,7 +249,7 @@ int dtl_apply(lua_State *L, int op, const int *at, int nin, dt_attr *attr) {
     dims |= t->nd > 0;
   }
   int td = n ? dt_result_dtype(types, n) : -1;
-  return like ? apply_symbolic(L, op, at, nin, attr, like, td, dims) : apply_concrete(L, op, at, nin, attr, td, dims);
+  return like ? apply_symbolic(L, op, at, nin, a, like, td, dims) : apply_concrete(L, op, at, nin, a, td, dims);
 }
 
 /* ---- the closure ---- */
@@ -256,12 +260,12 @@ static bool is_number(lua_State *L, int i) { return lua_type(L, i) == LUA_TNUMBE
 static int call_list(lua_State *L, int op, int top) {
   const dt_op_info *o = dt_op(op);
   int64_t n = (int64_t)lua_rawlen(L, 1);
-  dt_attr attr[DT_MAX_ATTR];
+  dt_attrs a;
   if (n > o->nin_max)
     dtl_fail(L, "%s: the list has %lld tensors; at most %d are taken", o->name, (long long)n, o->nin_max);
   luaL_checkstack(L, (int)n + 16, o->name);
-  dt_op_defaults(op, attr);
-  read_attrs(L, o, attr, 2, top);
+  dt_op_defaults(op, &a);
+  read_attrs(L, o, &a, 2, top);
   int *at = lua_newuserdatauv(L, (size_t)n * sizeof *at, 0);
   for (int k = 0; k < n; k++) {
     lua_rawgeti(L, 1, k + 1);
@@ -269,7 +273,7 @@ static int call_list(lua_State *L, int op, int top) {
     if (!is_operand(L, at[k]))
       dtl_fail(L, "%s: element %d of the list must be a tensor, got %s", o->name, k + 1, dtl_kind(L, at[k]));
   }
-  return dtl_apply(L, op, at, (int)n, attr);
+  return dtl_apply(L, op, at, (int)n, &a);
 }
 
 static int call(lua_State *L, int op) {
@@ -289,13 +293,13 @@ static int call(lua_State *L, int op) {
       dtl_fail(L, "%s: argument %d is a tensor after one that is nil; give the earlier one too", o->name, i);
     dtl_fail(L, "%s: argument %d is a tensor too many; the operation takes %d", o->name, i, o->nin_max);
   }
-  dt_attr attr[DT_MAX_ATTR];
-  dt_op_defaults(op, attr);
-  read_attrs(L, o, attr, i, top);
+  dt_attrs a;
+  dt_op_defaults(op, &a);
+  read_attrs(L, o, &a, i, top);
   int few[16], *at = nin <= 16 ? few : lua_newuserdatauv(L, (size_t)nin * sizeof *at, 0);
   for (int k = 0; k < nin; k++) at[k] = k + 1;
-  if (op == DT_OP_linear && nin > 2) attr[0].i = 1; /* a third input is the bias */
-  return dtl_apply(L, op, at, nin, attr);
+  if (op == DT_OP_linear && nin > 2) a.linear.bias = 1; /* a third input is the bias */
+  return dtl_apply(L, op, at, nin, &a);
 }
 
 static int l_call(lua_State *L) { return call(L, (int)lua_tointeger(L, lua_upvalueindex(1))); }
@@ -380,15 +384,15 @@ static int l_size(lua_State *L) {
 static int l_to(lua_State *L) {
   const dt_type *t = self_type(L, "to");
   int dtype = dtl_dtype(L, "to", 2, 2);
-  dt_attr a[DT_MAX_ATTR] = {{.i = dtype}};
+  dt_attrs a = {.cast = {dtype}};
   if (t->dtype == dtype) return lua_pushvalue(L, 1), 1;
-  return dtl_apply(L, DT_OP_cast, (int[]){1}, 1, a);
+  return dtl_apply(L, DT_OP_cast, (int[]){1}, 1, &a);
 }
 
 static int swap_dims(lua_State *L, int nd, int x, int y) {
-  dt_attr a[DT_MAX_ATTR] = {{.i = nd}};
-  for (int d = 0; d < nd; d++) a[1 + d].i = d == x ? y : d == y ? x : d;
-  return dtl_apply(L, DT_OP_permute, (int[]){1}, 1, a);
+  dt_attrs a = {.permute.dims.n = nd};
+  for (int d = 0; d < nd; d++) a.permute.dims.v[d] = d == x ? y : d == y ? x : d;
+  return dtl_apply(L, DT_OP_permute, (int[]){1}, 1, &a);
 }
 static int l_transpose(lua_State *L) {
   const dt_type *t = self_type(L, "transpose");

@@ -100,7 +100,7 @@ static int g_replace(lua_State *L) {
   if (lua_type(L, 3) != LUA_TFUNCTION) dtl_bad_arg(L, fn, 2, "a function of the node's inputs", 3);
   const dt_node n = b->g->node.p[id];
   luaL_checkstack(L, n.nin + 8, fn);
-  dt_graph_block(b->g, n.block >= 0 ? b->g->block_name.p[n.block] : NULL);
+  dt_build_block(&b->build, n.block >= 0 ? b->g->block_name.p[n.block] : NULL);
   lua_pushvalue(L, 3);
   for (int k = 0; k < n.nin; k++) dtl_push_symbol(L, 1, n.in[k]);
   lua_pushvalue(L, 2);
@@ -123,7 +123,7 @@ static int g_replace(lua_State *L) {
              "gave %s",
              fn, dt_op(n.op)->name, wrong);
   for (dt_nid i = upto; i < b->g->node.n; i++) b->g->node.p[i].file = n.file, b->g->node.p[i].line = n.line;
-  dt_graph_block(b->g, NULL);
+  dt_build_block(&b->build, NULL);
   redirect(b->g, id, by, upto);
   return 0;
 }
@@ -145,11 +145,11 @@ typedef struct placing {
 } placing;
 static void place_value(void *ctx, int axis, dt_place p) {
   placing *q = ctx;
-  dt_attr a[DT_MAX_ATTR] = {{.i = axis}, {.i = p.kind == DT_S}, {.i = p.dim}};
+  const dt_attrs a = {.place = {.axis = axis, .sharded = p.kind == DT_S, .dim = p.dim}};
   dt_place was[DT_MAX_AXES];
   memcpy(was, q->b->g->val.p[q->v].place, sizeof was);
   was[axis] = p;
-  q->v = dt_bn(q->b->g, DT_OP_place, &q->v, 1, a);
+  q->v = dt_build_op(&q->b->build, DT_OP_place, &q->v, 1, &a);
   memcpy(q->b->g->val.p[q->v].place, was, sizeof was);
 }
 /* g:place(what, { axis = "R" | "S(dim)" } [, padded]): where a parameter (by name), an input (by name) or what a node makes (an entry of
@@ -195,7 +195,7 @@ static void push_attrs(lua_State *L, const dt_node *n) {
   lua_createtable(L, 0, o->nspec);
   for (int k = 0; k < o->nspec; k++) {
     const dt_attr_spec *s = &o->spec[k];
-    const dt_attr *a = &n->attr[s->slot];
+    const dt_attr *a = &n->a.slot[s->slot];
     if (s->kind == 'b') lua_pushboolean(L, a->i != 0);
     else if (s->kind == 'f') lua_pushnumber(L, a->f);
     else if (s->kind == 'd') lua_pushstring(L, dt_dtype_name((int)a->i));

@@ -38,14 +38,15 @@ void dtl_graph_here(lua_State *L, dtl_graph *b) {
     if (colon) *colon = 0, line = atoi(colon + 1);
     snprintf(file, sizeof file, "%s", where);
   }
-  b->g->line = line;
-  if (b->g->file && !strcmp(b->g->file, file)) return;
-  b->g->file = NULL;
-  for (int i = 0; i < b->files.n && !b->g->file; i++)
-    if (!strcmp(b->files.p[i], file)) b->g->file = b->files.p[i];
-  if (b->g->file || !*file) return;
-  b->g->file = dt_arena_strdup(&b->g->mem, file);
-  dt_vec_push(&b->files, b->g->file);
+  dt_cursor *at = &b->build.at;
+  at->line = line;
+  if (at->file && !strcmp(at->file, file)) return;
+  at->file = NULL;
+  for (int i = 0; i < b->files.n && !at->file; i++)
+    if (!strcmp(b->files.p[i], file)) at->file = b->files.p[i];
+  if (at->file || !*file) return;
+  at->file = dt_arena_strdup(&b->g->mem, file);
+  dt_vec_push(&b->files, at->file);
 }
 
 /* ---- tensors that a graph borrows ---- */
@@ -72,7 +73,7 @@ dt_val dtl_graph_const(lua_State *L, int like, int i) {
     }
   dt_buf c = {.name = dt_arena_strdup(&b->g->mem, name),
               .init = {.kind = DT_INIT_GIVEN, .data = v.p, .dtype = v.t.dtype}};
-  c.val = dt_leaf(b->g, DT_OP_buffer, &v.t, c.name);
+  c.val = dt_build_leaf(&b->build, DT_OP_buffer, &v.t, c.name);
   dt_vec_push(&b->g->buf, c);
   dtl_graph_anchor(L, box);
   lua_settop(L, box - 1);

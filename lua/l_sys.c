@@ -169,6 +169,7 @@ static void on_signal(int sig) {
     const char *name = name_of(sig);
     if (!stop.silent && write(2, before, sizeof before - 1) > 0 && write(2, name, strlen(name)) > 0)
       (void)!write(2, after, sizeof after - 1);
+    dtl_child_end();
     signal(sig, SIG_DFL);
     raise(sig); /* when this handler returns */
     return;
@@ -183,6 +184,7 @@ void dtl_signals(lua_State *L) {
   struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
   stop.L = L, stop.silent = dt_comm_launched();
   sigemptyset(&a.sa_mask);
+  for (int i = 0; i < NSTOPS; i++) sigaddset(&a.sa_mask, stops[i].number);
   for (int i = 0; i < NSTOPS; i++) {
     if (stops[i].number == SIGHUP && !sigaction(SIGHUP, NULL, &old) && old.sa_handler == SIG_IGN) continue; /* nohup */
     sigaction(stops[i].number, &a, NULL);

@@ -258,31 +258,32 @@ static int trace_graph(lua_State *L) {
   return lua_call(L, 2, 0), 0;
 }
 
-static dt_status ask_question(void *ctx, dt_graph *g, dt_question q, const dt_val *scaled, dt_err *e) {
+static dt_status ask_question(void *ctx, const dt_build *b, dt_question q, const dt_val *scaled, dt_err *e) {
   dtl_verbs *c = ctx;
   verb_call v = {.c = c, .fn = q == DT_ASK_PLACE ? c->place : q == DT_ASK_PLACED ? c->placed : c->update};
   if (!v.fn) return DT_OK;
   v.scaled = q == DT_ASK_UPDATE ? scaled : NULL;
-  c->box->g = g;
+  c->box->build = *b;
   dt_status st = ask(c, trace_graph, &v, e);
   c->box->g = NULL;
   return st;
 }
 
-static dt_status ask_traced(void *ctx, int fn, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
+static dt_status ask_traced(void *ctx, int fn, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out,
+                            dt_err *e) {
   dtl_verbs *c = ctx;
-  c->box->g = g;
+  c->box->build = *b;
   verb_call v = {.c = c, .fn = fn, .bucket = bucket, .axes = axes, .in = in};
   dt_status st = ask(c, trace_bucket, &v, e);
   c->box->g = NULL;
   *out = v.out;
   return st;
 }
-static dt_status ask_reduce(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  return ask_traced(ctx, ((dtl_verbs *)ctx)->reduce, g, bucket, axes, in, out, e);
+static dt_status ask_reduce(void *ctx, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
+  return ask_traced(ctx, ((dtl_verbs *)ctx)->reduce, b, bucket, axes, in, out, e);
 }
-static dt_status ask_gather(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
-  return ask_traced(ctx, ((dtl_verbs *)ctx)->gather, g, bucket, axes, in, out, e);
+static dt_status ask_gather(void *ctx, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out, dt_err *e) {
+  return ask_traced(ctx, ((dtl_verbs *)ctx)->gather, b, bucket, axes, in, out, e);
 }
 static dt_status ask_keep(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
   dtl_verbs *c = ctx;

@@ -37,12 +37,13 @@ function M.record(engine, steps)
     end
   end
   keep(0, "")
-  for step = 1, steps do
+  for step in engine:batches() do
     local m = engine:step()
     losses[step], norms[step] = m.loss, m.grad_norm
     keep(step, "grad:")
     keep(step, "")
   end
+  if engine.step_number < steps then error("dtrain: asked to stop before the steps were done", 0) end
   out.losses, out.norms = core.tensor(losses, "f64"), core.tensor(norms, "f64")
   return out
 end

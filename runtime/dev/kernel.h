@@ -80,10 +80,7 @@ typedef struct dt_call {
   int nin, nout;
   const dt_view *in; /* [nin] */
   dt_view out[DT_MAX_OUT];
-  union {
-    dt_attr attr[DT_MAX_ATTR];
-    dt_attrs a;
-  };
+  dt_attrs a;
   const dt_vm *vm; /* the program: fused chains, every elementwise op, and the epilogue of a product (or NULL) */
   uint32_t flags;
   void *ws; /* workspace() bytes, 64-byte aligned, contents undefined between calls */

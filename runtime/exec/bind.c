@@ -63,8 +63,8 @@ static dt_status bind_comm(dt_exec *x, const dt_plan *p, bound *q, dt_err *e) {
     case DT_OP_reduce_scatter: q->job.kind = DT_CJ_REDUCE_SCATTER, q->job.n /= q->job.comm->size; break;
     case DT_OP_all_gather: q->job.kind = DT_CJ_ALL_GATHER; break;
     case DT_OP_all_to_all: q->job.kind = DT_CJ_ALL_TO_ALL, q->job.n /= q->job.comm->size; break;
-    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->attr[3].i; break;
-    case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->attr[3].i; break;
+    case DT_OP_shift: q->job.kind = DT_CJ_SHIFT, q->job.root = (int)ins->a.shift.by; break;
+    case DT_OP_broadcast: q->job.kind = DT_CJ_BROADCAST, q->job.root = (int)ins->a.broadcast.root; break;
     default: return dt_fail(e, DT_EBUG, NULL, "%s has no executor", dt_op(ins->op)->name);
   }
   return DT_OK;
@@ -82,7 +82,7 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   for (int j = 0; j < ins->nin; j++) in[j] = ins->view[j], in[j].p = place(x, k, ins->addr[j], chunk, slot);
   for (int j = 0; j < ins->nout; j++)
     c->out[j] = ins->view[ins->nin + j], c->out[j].p = place(x, k, ins->addr[ins->nin + j], chunk, slot);
-  memcpy(c->attr, ins->attr, sizeof c->attr);
+  c->a = ins->a;
   c->vm = ins->vm;
   c->flags = ins->acc;
   c->ws = x->ws;

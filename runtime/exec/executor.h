@@ -104,7 +104,7 @@ dt_status dt_exec_alike(dt_exec *x, dt_err *e);
 /* ---- operations on concrete tensors: each is a graph of one op, run by the same executor as a step (single.c) ---- */
 /* Runs op on contiguous inputs. Its executor stays in a cache of the context (by op, attributes and input types) and holds the
  * results, dt_exec_fetch(*out, 0, i, ...), until the next call. */
-dt_status dt_single_run(dt_ctx *c, int op, const dt_attr *attr, const dt_view *in, int nin, dt_exec **out, dt_err *e);
+dt_status dt_single_run(dt_ctx *c, int op, const dt_attrs *a, const dt_view *in, int nin, dt_exec **out, dt_err *e);
 void dt_single_clear(dt_ctx *c); /* frees them all */
 
 /* ---- the timeline of --trace ---- */

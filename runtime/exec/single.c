@@ -58,12 +58,12 @@ static entry *find(dt_singles *s, uint64_t hash, size_t n) {
 }
 
 /* Puts what decides the plan into s->key: op, attributes, input types without what is undefined in them. Returns its bytes. */
-static size_t make_key(dt_singles *s, int op, const dt_attr *attr, const dt_view *in, int nin) {
-  size_t n = sizeof(int64_t) + DT_MAX_ATTR * sizeof *attr + (size_t)nin * sizeof(dt_type);
+static size_t make_key(dt_singles *s, int op, const dt_attrs *a, const dt_view *in, int nin) {
+  size_t n = sizeof(int64_t) + sizeof *a + (size_t)nin * sizeof(dt_type);
   if (n > s->room) s->key = dt_xrealloc(s->key, s->room = 2 * n);
   memset(s->key, 0, n);
   *(int64_t *)s->key = op;
-  memcpy(s->key + sizeof(int64_t), attr, DT_MAX_ATTR * sizeof *attr);
+  memcpy(s->key + sizeof(int64_t), a, sizeof *a);
   dt_type *type = (dt_type *)(s->key + n - (size_t)nin * sizeof(dt_type));
   for (int i = 0; i < nin; i++) {
     type[i].dtype = in[i].t.dtype, type[i].nd = in[i].t.nd;
@@ -73,14 +73,15 @@ static size_t make_key(dt_singles *s, int op, const dt_attr *attr, const dt_view
 }
 
 /* The graph of one op. */
-static dt_status build_graph(dt_graph *g, int op, const dt_view *in, int nin, const dt_attr *attr, dt_err *e) {
+static dt_status build_graph(dt_graph *g, int op, const dt_view *in, int nin, const dt_attrs *a, dt_err *e) {
+  dt_build b = dt_build_at(g, DT_FWD);
   dt_val out[DT_MAX_OUT], *val = dt_xalloc((size_t)nin * sizeof *val);
   for (int i = 0; i < nin; i++) {
     dt_input x = {.name = dt_arena_printf(&g->mem, "input%d", i), .val = -1};
-    x.val = val[i] = dt_leaf(g, DT_OP_input, &in[i].t, x.name);
+    x.val = val[i] = dt_build_leaf(&b, DT_OP_input, &in[i].t, x.name);
     dt_vec_push(&g->input, x);
   }
-  dt_status st = dt_node_add(g, op, val, nin, attr, out, e);
+  dt_status st = dt_build_node(&b, op, val, nin, a, out, e);
   free(val);
   if (st) return st;
   int nout = dt_node_of(g, out[0])->nout;
@@ -88,10 +89,10 @@ static dt_status build_graph(dt_graph *g, int op, const dt_view *in, int nin, co
   return DT_OK;
 }
 
-static dt_status build(dt_ctx *ctx, int op, const dt_view *in, int nin, const dt_attr *attr, entry *c, dt_err *e) {
+static dt_status build(dt_ctx *ctx, int op, const dt_view *in, int nin, const dt_attrs *a, entry *c, dt_err *e) {
   dt_graph *g = dt_xalloc(sizeof *g);
   dt_graph_init(g);
-  dt_status st = build_graph(g, op, in, nin, attr, e);
+  dt_status st = build_graph(g, op, in, nin, a, e);
   if (st) {
     dt_graph_fini(g);
     free(g);
@@ -110,15 +111,15 @@ static dt_status build(dt_ctx *ctx, int op, const dt_view *in, int nin, const dt
   return st;
 }
 
-dt_status dt_single_run(dt_ctx *c, int op, const dt_attr *attr, const dt_view *in, int nin, dt_exec **out, dt_err *e) {
+dt_status dt_single_run(dt_ctx *c, int op, const dt_attrs *a, const dt_view *in, int nin, dt_exec **out, dt_err *e) {
   if (!c->singles) c->singles = dt_xalloc(sizeof *c->singles);
   dt_singles *s = c->singles;
-  size_t n = make_key(s, op, attr, in, nin);
+  size_t n = make_key(s, op, a, in, nin);
   uint64_t hash = dt_hash(s->key, n, 0);
   entry *at = find(s, hash, n);
   if (!at) {
     entry made = {.hash = hash, .nkey = n, .used = true};
-    DT_TRY(build(c, op, in, nin, attr, &made, e));
+    DT_TRY(build(c, op, in, nin, a, &made, e));
     make_room(s, made.bytes);
     made.key = memcpy(dt_xalloc(n), s->key, n);
     s->bytes += made.bytes;

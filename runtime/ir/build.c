@@ -53,7 +53,7 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (a) n.a = *a;
-  else dt_op_defaults(op, n.attr);
+  else dt_op_defaults(op, &n.a);
   /* a run of nodes comes from one file: share the text with the node before */
   const dt_node *last = id ? &g->node.p[id - 1] : NULL;
   if (last && last->file && at->file && !strcmp(last->file, at->file)) n.file = last->file;
@@ -117,7 +117,7 @@ dt_status dt_build_node(dt_build *b, int op, const dt_val *in, int nin, const dt
   DT_TRY(check_inputs(g, op, in, nin, where, e));
   dt_attrs a;
   if (given) a = *given;
-  else dt_op_defaults(op, a.slot);
+  else dt_op_defaults(op, &a);
 
   const dt_type **types = dt_xalloc((size_t)nin * sizeof *types);
   dt_val *vals = dt_xalloc((size_t)nin * sizeof *vals);
@@ -223,8 +223,8 @@ dt_val dt_build_vector(dt_build *b, int op, int dtype, int64_t n, const char *na
 dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *reason) {
   dt_graph *g = b->g;
   dt_attrs a;
-  dt_op_defaults(op, a.slot);
-  dt_group_set(g, a.slot, c.group);
+  dt_op_defaults(op, &a);
+  dt_group_set(g, &a, c.group);
   int n = dt_group_size(&g->mesh, c.group);
   if (op == DT_OP_all_reduce) a.all_reduce.red = c.red;
   if (op == DT_OP_reduce_scatter) a.reduce_scatter.red = c.red, a.reduce_scatter.n = n, a.reduce_scatter.own = c.own;
@@ -234,39 +234,3 @@ dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *
   dt_node_of(g, r)->reason = reason;
   return r;
 }
-
-/* ---- with the cursor that the graph keeps ---- */
-dt_build dt_build_here(const dt_graph *g) {
-  return (dt_build){
-      (dt_graph *)g,
-      {.file = g->file, .line = g->line, .phase = g->phase, .serves = g->serves, .block = g->block, .chunk = g->chunk}};
-}
-#define HERE (&(dt_build[]){dt_build_here(g)}[0])
-void dt_graph_block(dt_graph *g, const char *name) {
-  dt_build b = dt_build_here(g);
-  dt_build_block(&b, name);
-  g->block = b.at.block;
-}
-dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e) {
-  return dt_build_node(HERE, op, in, nin, (const dt_attrs *)attr, out, e);
-}
-dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
-                      int nout) {
-  return dt_build_append(HERE, op, in, nin, (const dt_attrs *)attr, out, nout);
-}
-dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr) {
-  return dt_build_op(HERE, op, in, nin, (const dt_attrs *)attr);
-}
-dt_val dt_b1(dt_graph *g, int op, dt_val a) { return dt_build1(HERE, op, a); }
-dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b) { return dt_build2(HERE, op, a, b); }
-dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim) {
-  return dt_build_full(HERE, v, dtype, nd, dim);
-}
-dt_val dt_scalar(dt_graph *g, double v, int dtype) { return dt_build_scalar(HERE, v, dtype); }
-dt_val dt_cast(dt_graph *g, dt_val x, int dtype) { return dt_build_cast(HERE, x, dtype); }
-dt_val dt_reshape(dt_graph *g, dt_val x, int nd, const int64_t *dim) { return dt_build_reshape(HERE, x, nd, dim); }
-dt_val dt_permute(dt_graph *g, dt_val x, const int *perm) { return dt_build_permute(HERE, x, perm); }
-dt_val dt_reduce(dt_graph *g, int op, dt_val x, int ndims, const int *dims, bool keepdim) {
-  return dt_build_reduce(HERE, op, x, ndims, dims, keepdim);
-}
-dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name) { return dt_build_leaf(HERE, op, t, name); }

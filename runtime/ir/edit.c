@@ -89,7 +89,6 @@ void dt_graph_compact(dt_graph *g) {
   each_ref(g, renumber, val);
   g->val.n = values;
   g->node.n = nodes;
-  if (g->serves >= 0) g->serves = node[g->serves];
   free(val);
   free(node);
 }
@@ -114,15 +113,10 @@ void dt_graph_prune(dt_graph *g, dt_nid from) {
   dt_graph_compact(g);
 }
 
-dt_val dt_graph_state(dt_graph *g, const dt_buf *b, const dt_type *t) {
-  dt_buf c = *b;
-  c.val = dt_leaf(g, DT_OP_buffer, t, c.name);
-  if (c.own) g->val.p[c.val].region = DT_REG_STATE;
-  dt_vec_push(&g->buf, c);
+dt_val dt_graph_state(dt_build *b, const dt_buf *state, const dt_type *t) {
+  dt_buf c = *state;
+  c.val = dt_build_leaf(b, DT_OP_buffer, t, c.name);
+  if (c.own) b->g->val.p[c.val].region = DT_REG_STATE;
+  dt_vec_push(&b->g->buf, c);
   return c.val;
-}
-
-void dt_graph_between(dt_graph *g) {
-  g->level = DT_UPDATED;
-  g->phase = DT_UPD;
 }

@@ -24,9 +24,7 @@ void dt_graph_compact(dt_graph *g);
 /* Marks nodes from `from` on whose values nobody needs, and compacts: ids below `from` keep. A node is needed when it writes memory that is not
  * its own, sends, when a list of the graph names one of its values, or when a needed node reads one. */
 void dt_graph_prune(dt_graph *g, dt_nid from);
-/* Adds a state that belongs to no parameter (b, but for its value), of type t: each rank's own lies with the optimizer's states, one that
+/* Adds a state that belongs to no parameter (all of it but its value), of type t: each rank's own lies with the optimizer's states, one that
  * all share with the buffers. */
-dt_val dt_graph_state(dt_graph *g, const dt_buf *b, const dt_type *t);
-/* What follows in a graph that has no gradients runs between steps: it may write parameters and communicate. */
-void dt_graph_between(dt_graph *g);
+dt_val dt_graph_state(dt_build *b, const dt_buf *state, const dt_type *t);
 #endif

@@ -3,7 +3,7 @@
 
 void dt_graph_init(dt_graph *g) {
   *g = (dt_graph){
-      .loss = -1, .count = -1, .stats = -1, .norm = -1, .phase = DT_FWD, .serves = -1, .block = -1, .chunk = -1};
+      .loss = -1, .count = -1, .stats = -1, .norm = -1};
   dt_arena_init(&g->mem);
 }
 
@@ -93,7 +93,7 @@ bool dt_reshape_strides(const dt_value *in, const dt_type *to, int64_t *stride) 
 
 void dt_view_derive(dt_graph *g, dt_nid id) {
   const dt_node *n = &g->node.p[id];
-  const dt_attr *a = n->attr;
+  const dt_attrs *a = &n->a;
   bool aliases = dt_op(n->op)->flags & OP_VIEW || n->op == DT_OP_assign;
   const dt_value *x = aliases ? &g->val.p[n->in[0]] : NULL;
   int64_t at = 0; /* start of the present part of a split */
@@ -111,18 +111,18 @@ void dt_view_derive(dt_graph *g, dt_nid id) {
               shape_text(&v->t).s);
       abort();
     } else if (n->op == DT_OP_permute) {
-      for (int i = 0; i < v->t.nd; i++) v->stride[i] = x->stride[a[1 + i].i];
+      for (int i = 0; i < v->t.nd; i++) v->stride[i] = x->stride[a->permute.dims.v[i]];
     } else if (n->op == DT_OP_broadcast_to) {
       for (int i = 0; i < v->t.nd; i++)
         v->stride[i] = i < lead || x->t.dim[i - lead] != v->t.dim[i] ? 0 : x->stride[i - lead];
     } else { /* slice, split, stop_gradient, assign */
       memcpy(v->stride, x->stride, sizeof v->stride);
       if (n->op == DT_OP_slice) {
-        if (any) v->offset += a[1].i * x->stride[a[0].i];
-        v->stride[a[0].i] *= a[3].i;
+        if (any) v->offset += a->slice.start * x->stride[a->slice.dim];
+        v->stride[a->slice.dim] *= a->slice.step;
       } else if (n->op == DT_OP_split) {
-        if (any) v->offset += at * x->stride[a[0].i];
-        at += a[2 + o].i;
+        if (any) v->offset += at * x->stride[a->split.dim];
+        at += a->split.sizes.v[o];
       }
     }
   }

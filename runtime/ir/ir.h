@@ -129,10 +129,7 @@ typedef struct dt_node {
   uint32_t acc_first0;
   dt_val *in;
   dt_val out[DT_MAX_OUT];
-  union {
-    dt_attr attr[DT_MAX_ATTR];
-    dt_attrs a; /* by name: n->a.slice.dim */
-  };
+  dt_attrs a;         /* by name: n->a.slice.dim */
   const dt_vm *vm;  /* program of a fused chain or epilogue */
   dt_nid serves;    /* forward node that a backward node serves, -1 */
   const char *file; /* script position */
@@ -157,6 +154,7 @@ typedef struct dt_init {
   int dtype;
 } dt_init;
 
+enum { DT_MAX_STATE = 8 }; /* optimizer states of a parameter */
 typedef struct dt_param {
   const char *name; /* dotted path in the model */
   dt_val val;
@@ -177,16 +175,16 @@ typedef struct dt_param {
   dt_val own;
   int64_t own_begin, own_len;
   dt_type full;
-  dt_val state[8]; /* optimizer states, in the optimizer's order */
+  dt_val state[DT_MAX_STATE]; /* optimizer states, in the optimizer's order */
   dt_type whole;
   bool placed; /* the script, or a strategy, has said where it lies */
   bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
   /* where the local tensor lies in the whole one: of axes that cut the same dim each cuts what those before it have left */
   int ncut;
   dt_cut cut[DT_MAX_AXES];
-  const char *state_name[8];
-  double state_fill[8]; /* what a state starts as */
-  bool state_copy[8];   /* it starts as the parameter instead */
+  const char *state_name[DT_MAX_STATE];
+  double state_fill[DT_MAX_STATE]; /* what a state starts as */
+  bool state_copy[DT_MAX_STATE];   /* it starts as the parameter instead */
   int nstate;
   const char *file;
   int line;
@@ -296,15 +294,9 @@ typedef struct dt_graph {
   DT_VEC(dt_segs) segs;
   DT_VEC(dt_gathered) gathered;
   DT_VEC(dt_group) group; /* of all communication, of every stage, in the order in which communicators are made */
-  const char *file;
-  int line;       /* position given to new nodes */
-  dt_phase phase; /* phase given to new nodes */
-  dt_nid serves;
-  int16_t block; /* block given to new nodes that serve none */
   DT_VEC(const char *)
   block_name; /* entries of the model's lists of modules, in the order of their first node: "blocks.3" */
   dt_recompute recompute;
-  int16_t chunk; /* chunk given to new nodes */
   /* set by stage when the mesh has an axis of stages; a node's chunk says which of the rank's stages it belongs to, -1: to the rank */
   int chunks;               /* stages on this rank, a stage of which it has two copies twice; 0: no pipeline */
   int nstage, *chunk_stage; /* stages of the model; [chunks] which of them each chunk is */
@@ -375,25 +367,8 @@ dt_val dt_build_comm(dt_build *b, int op, dt_val x, dt_comm_args c, const char *
 void dt_build_block(dt_build *b, const char *name);
 bool dt_val_contiguous(const dt_graph *g, dt_val v);
 
-/* The same for passes that still keep their cursor in the graph (file, line, phase, serves, block, chunk of dt_graph). */
-dt_build dt_build_here(const dt_graph *g);
-dt_status dt_node_add(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, dt_val *out, dt_err *e);
-dt_nid dt_node_append(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr, const dt_type *out,
-                      int nout);
-void dt_graph_block(dt_graph *g, const char *name);
-dt_val dt_b1(dt_graph *g, int op, dt_val a);
-dt_val dt_b2(dt_graph *g, int op, dt_val a, dt_val b);
-dt_val dt_bn(dt_graph *g, int op, const dt_val *in, int nin, const dt_attr *attr);
-dt_val dt_full(dt_graph *g, double v, int dtype, int nd, const int64_t *dim);
-dt_val dt_scalar(dt_graph *g, double v, int dtype);
-dt_val dt_cast(dt_graph *g, dt_val a, int dtype);
-dt_val dt_reshape(dt_graph *g, dt_val a, int nd, const int64_t *dim);
-dt_val dt_permute(dt_graph *g, dt_val a, const int *perm);
-dt_val dt_reduce(dt_graph *g, int op, dt_val a, int ndims, const int *dims, bool keepdim);
-dt_val dt_leaf(dt_graph *g, int op, const dt_type *t, const char *name);
-
 /* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire
- * nodes call it for every node in order. A view that its input's strides don't allow is our own bug (dt_node_add inserts the copy). */
+ * nodes call it for every node in order. A view that its input's strides don't allow is our own bug (dt_build_node inserts the copy). */
 void dt_view_derive(dt_graph *g, dt_nid n);
 
 static inline const dt_type *dt_type_of(const dt_graph *g, dt_val v) { return &g->val.p[v].t; }
@@ -409,9 +384,12 @@ enum {
   OP_LEAF = 32,
   OP_EPI = 64,
   OP_ELEMENTWISE = 128,
-  OP_GRADS = 256
+  OP_GRADS = 256,
+  OP_STATS = 512
 };
 #define OP_ACC(mask) ((mask) << 16)
+#define OP_STATS_IN(k) ((k) << 24)
+#define OP_STATS_IN_OF(flags) ((int)((flags) >> 24)) /* k; 0: no input is one by its place */
 enum { DT_MAX_SPEC = 10 }; /* attributes of an op */
 typedef struct dt_attr_spec {
   const char *name;
@@ -421,14 +399,11 @@ typedef struct dt_attr_spec {
   dt_attr def[2];
 } dt_attr_spec;
 typedef struct
-    dt_shape_ctx { /* a shape rule reads in[], attr[]; may normalise attr (negative dims); writes out[], nout */
+    dt_shape_ctx { /* a shape rule reads in[] and a; may normalise a (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
   const dt_type *const *in; /* [nin] */
-  union {
-    dt_attr *attr;
-    dt_attrs *a;
-  };
+  dt_attrs *a;
   dt_type out[DT_MAX_OUT];
   dt_err *e;
   const char *where;
@@ -449,10 +424,7 @@ typedef struct dt_place_ctx {
   dt_place *want;              /* [nin] */
   bool *enter;                 /* [nin] */
   dt_place out[DT_MAX_OUT];
-  union {
-    dt_attr *attr;
-    dt_attrs *a;
-  };
+  dt_attrs *a;
   int late,
       late_dim; /* an input to be added after out[0] was reduced, along this dim of it (the bias of a product over a divided dim); -1: none */
   bool whole;   /* inputs are whole on purpose, so nothing is lost by gathering them */
@@ -486,15 +458,15 @@ enum { DT_EWK_ARITH, DT_EWK_FLOAT, DT_EWK_CMP, DT_EWK_SELECT, DT_EWK_CAST, DT_EW
 int dt_result_dtype(const dt_type *const *in, int n);
 const dt_op_info *dt_op(int op);                          /* valid for 1..DT_NOPS-1 */
 int dt_op_find(const char *name);                         /* DT_OP_none when unknown */
-void dt_op_defaults(int op, dt_attr *attr);               /* required ones become 0 */
+void dt_op_defaults(int op, dt_attrs *a);                 /* required ones become 0 */
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
-/* list attribute at slot s: attr[s].i is the count, attr[s+1..] the numbers */
+/* of a list attribute, a.slot[s].i is the count and what follows the numbers */
 
 dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
 
-/* The group of a communication node, and a node's setting of it (also enlists it in g->group). */
+/* The group of a communication node, and how the attributes of one to come get it (also enlists it in g->group). */
 dt_group dt_node_group(const dt_node *n);
-void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group);
+void dt_group_set(dt_graph *g, dt_attrs *a, dt_group group);
 void dt_group_enlist(dt_graph *g, dt_group group);
 
 /* ---- verifier and printer ---- */

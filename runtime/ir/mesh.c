@@ -68,12 +68,26 @@ void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key
   if (g.stages && !(g.stages >> dt_mesh_coord(m, rank, stages) & 1)) *color = -1;
 }
 
+/* All communication begins with the same three attributes, so that one op's names serve all. */
+#define BEGINS_WITH_GROUP(op)                                                                     \
+  _Static_assert(offsetof(dt_attrs, op.axes) == 0 && offsetof(dt_attrs, op.part) == 8 && \
+                     offsetof(dt_attrs, op.stages) == 16,                                         \
+                 #op " must begin with axes, part, stages")
+BEGINS_WITH_GROUP(all_reduce);
+BEGINS_WITH_GROUP(reduce_scatter);
+BEGINS_WITH_GROUP(all_gather);
+BEGINS_WITH_GROUP(all_to_all);
+BEGINS_WITH_GROUP(shift);
+BEGINS_WITH_GROUP(broadcast);
+BEGINS_WITH_GROUP(send);
+BEGINS_WITH_GROUP(recv);
+
 dt_group dt_node_group(const dt_node *n) {
-  return (dt_group){(int)n->attr[0].i, (int)n->attr[1].i, (uint64_t)n->attr[2].i};
+  return (dt_group){(int)n->a.all_reduce.axes, (int)n->a.all_reduce.part, (uint64_t)n->a.all_reduce.stages};
 }
 
-void dt_group_set(dt_graph *g, dt_attr *attr, dt_group group) {
-  attr[0].i = group.axes, attr[1].i = group.part, attr[2].i = (int64_t)group.stages;
+void dt_group_set(dt_graph *g, dt_attrs *a, dt_group group) {
+  a->all_reduce.axes = group.axes, a->all_reduce.part = group.part, a->all_reduce.stages = (int64_t)group.stages;
   dt_group_enlist(g, group);
 }
 

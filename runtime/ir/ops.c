@@ -74,14 +74,14 @@ int dt_op_find(const char *name) {
   return DT_OP_none;
 }
 
-void dt_op_defaults(int op, dt_attr *attr) {
+void dt_op_defaults(int op, dt_attrs *a) {
   const dt_op_info *o = dt_op(op);
-  memset(attr, 0, DT_MAX_ATTR * sizeof *attr);
+  *a = (dt_attrs){0};
   for (int i = 0; i < o->nspec; i++) {
     const dt_attr_spec *s = &o->spec[i];
     if (s->kind == 'l') continue;
-    attr[s->slot] = s->def[0];
-    if (s->kind == 'p') attr[s->slot + 1] = s->def[1];
+    a->slot[s->slot] = s->def[0];
+    if (s->kind == 'p') a->slot[s->slot + 1] = s->def[1];
   }
 }
 

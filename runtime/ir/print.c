@@ -11,7 +11,7 @@ static void print_attrs(const dt_node *n, dt_str *s) {
   const char *sep = " {";
   for (int i = 0; i < o->nspec; i++) {
     const dt_attr_spec *p = &o->spec[i];
-    const dt_attr *a = &n->attr[p->slot];
+    const dt_attr *a = &n->a.slot[p->slot];
     if (!p->required && p->kind == 'f' && (a->f == p->def[0].f)) continue;
     if (!p->required && p->kind == 'l' && a->i == 0) continue;
     if (!p->required && p->kind == 'p' && a[0].i == p->def[0].i && a[1].i == p->def[1].i) continue;

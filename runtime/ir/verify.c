@@ -110,13 +110,12 @@ static dt_status types_ok(const checker *c) {
   if (n->op == DT_OP_send) return n->nout == 0 ? DT_OK : bad(c, "makes %d values", n->nout);
   if (n->op == DT_OP_recv) return n->nout == 1 ? DT_OK : bad(c, "receives %d values, not one", n->nout);
   if (o->flags & OP_LEAF) return n->nout == 1 ? DT_OK : bad(c, "a leaf has one value, not %d", n->nout);
-  dt_attr a[DT_MAX_ATTR];
-  memcpy(a, n->attr, sizeof a);
+  dt_attrs a = n->a;
   int nin = dt_own_inputs(n->nin, n->vm);
   const dt_type **in = dt_xalloc((size_t)nin * sizeof *in);
   for (int i = 0; i < nin; i++) in[i] = dt_type_of(c->g, n->in[i]);
   dt_err e = {0};
-  dt_shape_ctx s = {.op = o->name, .nin = nin, .in = in, .attr = a, .e = &e, .opid = n->op};
+  dt_shape_ctx s = {.op = o->name, .nin = nin, .in = in, .a = &a, .e = &e, .opid = n->op};
   dt_status st = o->shape(&s);
   free(in);
   if (st) return bad(c, "%s", e.text);

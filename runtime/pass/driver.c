@@ -39,7 +39,8 @@ static void dump(const dt_graph *g, const char *when, const char *pass) {
 
 static dt_status ask(dt_graph *g, const dt_spec *s, dt_question q, const dt_compiled *c, dt_err *e) {
   if (q == DT_ASK_NONE || !s->verbs.ask) return DT_OK;
-  return s->verbs.ask(s->verbs.ctx, g, q, c->scaled, e);
+  const dt_build b = dt_build_at(g, q == DT_ASK_UPDATE ? DT_UPD : DT_FWD);
+  return s->verbs.ask(s->verbs.ctx, &b, q, c->scaled, e);
 }
 
 static dt_status run_one(const struct pass *p, dt_graph *g, const dt_spec *s, dt_compiled *c, dt_err *e) {

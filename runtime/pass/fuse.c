@@ -336,7 +336,7 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
   for (int i = 0; i < n - 1; i++) g->node.p[m[i]].flags |= DT_NODE_DEAD;
   dt_node *x = &g->node.p[at];
   x->op = DT_OP_fused;
-  memset(x->attr, 0, sizeof x->attr);
+  x->a = (dt_attrs){0};
   x->vm = vm;
   x->in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(in.n + 1));
   if (in.n) memcpy(x->in, in.p, sizeof(dt_val) * (size_t)in.n);
@@ -441,7 +441,7 @@ static void epilogues(fuser *f) {
         g->val.p[y].node = i;
       }
       c->op = l->op;
-      memcpy(c->attr, l->attr, sizeof c->attr);
+      c->a = l->a;
       c->vm = vm;
       c->in = in;
       c->nin = (int16_t)nin;
@@ -497,7 +497,7 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;
-    memset(n->attr, 0, sizeof n->attr);
+    n->a = (dt_attrs){0};
   }
   lower_assigns(&f);
   count_uses(&f);

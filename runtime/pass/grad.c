@@ -9,6 +9,7 @@
 
 typedef struct back {
   dt_graph *g;
+  dt_build build;
   dt_val *grad;          /* [values of the forward graph] gradient so far, or -1 */
   bool *needs;           /* [same] depends on a trainable parameter through differentiable ops */
   int *param;            /* [same] parameter index of a leaf, or -1 */
@@ -42,7 +43,7 @@ static void mark(back *b) {
 static void give(back *b, dt_val v, dt_val contribution) {
   if (!b->needs[v]) return;
   if (b->param[v] >= 0) dt_vec_push(&b->part[b->param[v]], contribution);
-  else b->grad[v] = b->grad[v] < 0 ? contribution : dt_b2(b->g, DT_OP_add, b->grad[v], contribution);
+  else b->grad[v] = b->grad[v] < 0 ? contribution : dt_build2(&b->build, DT_OP_add, b->grad[v], contribution);
 }
 
 static dt_status visit(back *b, dt_nid id, dt_err *e) {
@@ -63,13 +64,10 @@ static dt_status visit(back *b, dt_nid id, dt_err *e) {
     if (gout[i] >= 0)
       return fail_at(&n, e, "the loss needs a gradient through its second or third result, which has none",
                      "use the first, or wrap it in stop_gradient");
-  g->file = n.file;
-  g->line = n.line;
-  g->serves = id;
+  b->build.at.file = n.file, b->build.at.line = n.line, b->build.at.serves = id;
   dt_val *gin = dt_xalloc((size_t)n.nin * sizeof *gin);
   for (int i = 0; i < n.nin; i++) gin[i] = -1;
-  dt_build at = dt_build_here(g);
-  o->grad(&at, id, gout, gin);
+  o->grad(&b->build, id, gout, gin);
   dt_status st = DT_OK;
   for (int i = 0; i < n.nin && !st; i++) {
     if (gin[i] < 0) continue;
@@ -87,38 +85,39 @@ static dt_status visit(back *b, dt_nid id, dt_err *e) {
 }
 
 /* The weight of the microbatch's mean loss as an f64 scalar. */
-static dt_val count_f64(dt_graph *g) {
-  if (g->count < 0) return dt_scalar(g, (double)g->rows, DT_F64);
-  return dt_cast(g, dt_reshape(g, g->count, 0, NULL), DT_F64);
+static dt_val count_f64(back *b) {
+  const dt_graph *g = b->g;
+  if (g->count < 0) return dt_build_scalar(&b->build, (double)g->rows, DT_F64);
+  return dt_build_cast(&b->build, dt_build_reshape(&b->build, g->count, 0, NULL), DT_F64);
 }
 
 /* What the loss's gradient is: its weight times the scale that the executor sets. Also [loss * weight, weight],
  * which it adds up. */
-static dt_val seed(dt_graph *g) {
+static dt_val seed(back *b) {
+  dt_graph *g = b->g;
   int dtype = dt_type_of(g, g->loss)->dtype;
-  if (g->plain_grad) return dt_scalar(g, 1, dtype);
+  if (g->plain_grad) return dt_build_scalar(&b->build, 1, dtype);
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
-  dt_hyper h = {.name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_leaf(g, DT_OP_hyper, &f64, "seed_scale")};
+  dt_hyper h = {.name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_build_leaf(&b->build, DT_OP_hyper, &f64, "seed_scale")};
   dt_vec_push(&g->hyper, h);
-  g->phase = DT_FWD; /* what a step reports is known after forward */
-  dt_val count = count_f64(g);
-  dt_val sum = dt_b2(g, DT_OP_mul, dt_cast(g, g->loss, DT_F64), count);
+  b->build.at.phase = DT_FWD; /* what a step reports is known after forward */
+  dt_val count = count_f64(b);
+  dt_val sum = dt_build2(&b->build, DT_OP_mul, dt_build_cast(&b->build, g->loss, DT_F64), count);
   int64_t one = 1;
-  g->stats = dt_b2(g, DT_OP_concat, dt_reshape(g, sum, 1, &one), dt_reshape(g, count, 1, &one));
-  g->phase = DT_BWD;
-  return dt_cast(g, dt_b2(g, DT_OP_mul, count, h.val), dtype);
+  g->stats = dt_build2(&b->build, DT_OP_concat, dt_build_reshape(&b->build, sum, 1, &one), dt_build_reshape(&b->build, count, 1, &one));
+  b->build.at.phase = DT_BWD;
+  return dt_build_cast(&b->build, dt_build2(&b->build, DT_OP_mul, count, h.val), dtype);
 }
 
 /* One accum_grad a parameter. */
 static void accumulate(back *b) {
   dt_graph *g = b->g;
-  g->serves = -1;
+  b->build.at.serves = -1;
   for (int i = 0; i < g->param.n; i++) {
     g->param.p[i].grad = -1;
     if (!b->part[i].n) continue;
-    g->file = g->param.p[i].file;
-    g->line = g->param.p[i].line;
-    dt_val v = dt_bn(g, DT_OP_accum_grad, b->part[i].p, b->part[i].n, NULL);
+    b->build.at.file = g->param.p[i].file, b->build.at.line = g->param.p[i].line;
+    dt_val v = dt_build_op(&b->build, DT_OP_accum_grad, b->part[i].p, b->part[i].n, NULL);
     for (int a = 0; a < g->mesh.naxes; a++) {
       if (g->mesh.role[a] == DT_AXIS_SAMPLES || g->param.p[i].partial >> a & 1) g->val.p[v].place[a].kind = DT_P;
       else g->val.p[v].place[a] = g->val.p[g->param.p[i].val].place[a];
@@ -135,10 +134,8 @@ static dt_status differentiate(back *b, dt_err *e) {
   if (!b->needs[g->loss])
     return fail_at(last, e, "the loss depends on no trainable parameter",
                    "compute it from the model's output, and do not freeze every parameter");
-  g->file = last->file;
-  g->line = last->line;
-  g->serves = g->val.p[g->loss].node;
-  give(b, g->loss, seed(g));
+  b->build.at.file = last->file, b->build.at.line = last->line, b->build.at.serves = g->val.p[g->loss].node;
+  give(b, g->loss, seed(b));
   for (dt_nid i = first - 1; i >= 0; i--) DT_TRY(visit(b, i, e));
   accumulate(b);
   dt_graph_prune(g, first);
@@ -161,22 +158,15 @@ dt_status dt_pass_grad(dt_graph *g, dt_err *e) {
     dt_type_str(dt_type_of(g, g->count), text, sizeof text);
     return dt_fail(e, DT_EUSER, NULL, "the loss's count is %s, but must be one number", text);
   }
-  dt_phase phase = g->phase;
-  const char *file = g->file;
-  int line = g->line;
   size_t nval = (size_t)g->val.n;
   back b = {.g = g,
+            .build = dt_build_at(g, DT_BWD),
             .grad = dt_xalloc(nval * sizeof *b.grad),
             .needs = dt_xalloc(nval * sizeof *b.needs),
             .param = dt_xalloc(nval * sizeof *b.param),
             .part = dt_xalloc((size_t)g->param.n * sizeof *b.part)};
   for (size_t v = 0; v < nval; v++) b.grad[v] = b.param[v] = -1;
-  g->phase = DT_BWD;
   dt_status st = differentiate(&b, e);
-  g->phase = phase;
-  g->file = file;
-  g->line = line;
-  g->serves = -1;
   for (int i = 0; i < g->param.n; i++) dt_vec_free(&b.part[i]);
   free(b.part);
   free(b.param);

@@ -1,21 +1,23 @@
 /* memory: gives every value that owns memory its byte offset. What this pass says is what is allocated.
  *
  * Leaves, gradients, compute copies and outputs persist, each in its region. Everything else lives from its producer to its last user
- * and shares a pool (one for what collectives touch, in memory that peers can read, one for the rest): the best of several greedy packings (by size, by start, by size times duration; first fit at the lowest offset
- * that is free over the whole lifetime, as in Pisarchyk and Lee 2020). An elementwise program may write over an operand that dies there;
- * a concatenation's parts are written in place when their producer can. Invariant: two values whose lifetimes meet never overlap unless
- * one is the other's in-place successor. */
-#include <stdlib.h>
+ * and shares a pool (one for what collectives touch, in memory that peers can read, one for the rest), packed by memory_pack.c. An elementwise
+ * program may write over an operand that dies there; a concatenation's parts are written in place when their producer can. Invariant: two
+ * values whose lifetimes meet never overlap unless one is the other's in-place successor. */
+#include "memory.h"
 
-#include "pass.h"
+#include <stdlib.h>
 
 enum { ALIGN = 64 };
 
-typedef struct life {
-  dt_val root;
-  int from, to;
-  int64_t bytes, at;
-} life;
+/* What the pass finds out before it gives addresses. */
+typedef struct home {
+  dt_graph *g;
+  int *from, *to;     /* [values] of a root: nodes of its first and last use, -1: it has none */
+  char *keep;         /* [values] of a root: it is readable after the run */
+  char *wire;         /* [values] of a root: a collective touches it */
+  dt_val *next, *end; /* [values] the next value of the same root, -1; of a root, the last of them */
+} home;
 
 static int64_t up(int64_t x) { return (x + ALIGN - 1) / ALIGN * ALIGN; }
 
@@ -24,15 +26,13 @@ static bool same_layout(const dt_value *a, const dt_value *b) {
          dt_dtype_size(a->t.dtype) == dt_dtype_size(b->t.dtype);
 }
 
-/* Moves the memory of root `from` to (root, offset): every value that shared it follows. Strides of the first dims may change: only for
- * values whose strides are recomputed by the caller. */
-static void rehome(dt_graph *g, dt_val from, dt_val root, int64_t offset) {
-  for (int v = 0; v < g->val.n; v++)
-    if (g->val.p[v].root == from) g->val.p[v].root = root, g->val.p[v].offset += offset;
-}
-
 /* concat whose inputs are made by nodes that can write strided outputs: they write into its memory. */
-static void concat_in_place(dt_graph *g, const int *uses) {
+static void concat_in_place(dt_graph *g) {
+  int *uses = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  for (dt_nid i = 0; i < g->node.n; i++)
+    for (int k = 0; k < g->node.p[i].nin; k++) uses[g->node.p[i].in[k]]++;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) uses[g->output.p[i]]++;
   for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *c = &g->node.p[i];
     if (c->op != DT_OP_concat || g->val.p[c->out[0]].root != c->out[0]) continue;
@@ -69,255 +69,194 @@ static void concat_in_place(dt_graph *g, const int *uses) {
     }
     c->flags |= DT_NODE_DEAD; /* nothing left to do; kept as the producer of its value */
   }
+  free(uses);
 }
 
 static bool persistent(const dt_graph *g, dt_val root) {
-  const dt_node *n = &g->node.p[g->val.p[root].node];
-  return (dt_op(n->op)->flags & OP_LEAF) != 0;
+  return dt_op(g->node.p[g->val.p[root].node].op)->flags & OP_LEAF;
 }
 
-static int cmp_size(const void *a, const void *b) {
-  const life *x = a, *y = b;
-  return x->bytes != y->bytes ? (x->bytes < y->bytes) - (x->bytes > y->bytes) : x->root - y->root;
-}
-static int cmp_start(const void *a, const void *b) {
-  const life *x = a, *y = b;
-  return x->from != y->from ? x->from - y->from : cmp_size(a, b);
-}
-static int cmp_area(const void *a, const void *b) {
-  const life *x = a, *y = b;
-  double p = (double)x->bytes * (x->to - x->from + 1), q = (double)y->bytes * (y->to - y->from + 1);
-  return p != q ? (p < q) - (p > q) : x->root - y->root;
-}
-
-/* Places lives in their given order; returns the pool's size. `done` holds indices of placed lives sorted by offset. */
-static int64_t pack(life *l, int n, int *done) {
-  int64_t top = 0;
-  int placed = 0;
-  for (int i = 0; i < n; i++) {
-    int64_t at = 0;
-    for (int k = 0; k < placed; k++) {
-      const life *o = &l[done[k]];
-      if (o->to < l[i].from || l[i].to < o->from) continue;
-      if (at + l[i].bytes <= o->at) break;
-      if (o->at + o->bytes > at) at = o->at + o->bytes;
-    }
-    l[i].at = at;
-    int k = placed++;
-    for (; k && l[done[k - 1]].at > at; k--) done[k] = done[k - 1];
-    done[k] = i;
-    if (at + l[i].bytes > top) top = at + l[i].bytes;
+/* Lifetimes of roots, in node order, and the values of each root. */
+static void find_lives(home *h) {
+  const dt_graph *g = h->g;
+  for (int v = 0; v < g->val.n; v++) h->from[v] = h->to[v] = h->next[v] = -1, h->end[v] = v;
+  for (int v = 0; v < g->val.n; v++) {
+    dt_val r = g->val.p[v].root;
+    if (r != v) h->next[h->end[r]] = v, h->end[r] = v;
   }
-  return top;
-}
-
-/* The best of several orders: the pool's size, and the lives as they were placed. */
-static int64_t pack_best(life *l, int n, life **best) {
-  int *done = dt_xalloc(sizeof(int) * (size_t)(n + 1));
-  *best = dt_xalloc(sizeof(life) * (size_t)(n + 1));
-  int64_t pool = INT64_MAX;
-  int (*const orders[])(const void *, const void *) = {cmp_size, cmp_area, cmp_start};
-  for (int k = 0; k < 3; k++) {
-    if (n) qsort(l, (size_t)n, sizeof(life), orders[k]);
-    int64_t top = pack(l, n, done);
-    if (top >= pool) continue;
-    pool = top;
-    if (n) memcpy(*best, l, sizeof(life) * (size_t)n);
-  }
-  free(done);
-  return pool;
-}
-
-/* The same; where a schedule runs forwards together with backwards, what forward uses lies beside what they use. */
-static int64_t pack_sides(const dt_graph *g, life *l, int n, life **best) {
-  if (!g->fused) return pack_best(l, n, best);
-  life *a, *b;
-  int k = 0;
-  for (int i = 0; i < n; i++) { /* those of forward first */
-    if (g->node.p[l[i].from].phase != DT_FWD) continue;
-    life x = l[k];
-    l[k++] = l[i], l[i] = x;
-  }
-  int64_t first = pack_best(l, k, &a), second = pack_best(l + k, n - k, &b);
-  *best = dt_xalloc(sizeof(life) * (size_t)(n + 1));
-  for (int i = 0; i < k; i++) (*best)[i] = a[i];
-  for (int i = k; i < n; i++) (*best)[i] = b[i - k], (*best)[i].at += first;
-  free(a), free(b);
-  return first + second;
-}
-
-/* What lives from one segment of a microbatch to another has a place in the microbatch's slot of its chunk: packed by lifetime in the
- * order forward, backward, weight gradients. Returns the lives that stay within a segment; slot[c]: bytes of a slot. */
-static int place_slots(dt_graph *g, life *l, int n, int64_t *slot) {
-  life *mine = dt_xalloc(sizeof(life) * (size_t)(n + 1));
-  int *done = dt_xalloc(sizeof(int) * (size_t)(n + 1)), left = 0, taken = 0;
-  for (int i = 0; i < n; i++) {
-    const dt_node *a = &g->node.p[l[i].from], *b = &g->node.p[l[i].to];
-    if (a->phase == b->phase) l[left++] = l[i];
-    else mine[taken++] = l[i];
-  }
-  for (int c = 0; c < g->chunks; c++) {
-    int m = 0;
-    life *of = dt_xalloc(sizeof(life) * (size_t)(taken + 1));
-    for (int i = 0; i < taken; i++)
-      if (g->node.p[mine[i].from].chunk == c) of[m++] = mine[i];
-    if (m) qsort(of, (size_t)m, sizeof(life), cmp_size);
-    slot[c] = pack(of, m, done);
-    for (int i = 0; i < m; i++) {
-      dt_value *x = &g->val.p[of[i].root];
-      x->region = DT_REG_ACT;
-      x->addr = of[i].at;
-    }
-    free(of);
-  }
-  free(mine), free(done);
-  return left;
-}
-
-dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
-                         dt_err *e) {
-  int nv = g->val.n, nn = g->node.n;
-  for (int r = 0; r < DT_NREG; r++) bytes[r] = 0;
-  int *uses = dt_xalloc(sizeof(int) * (size_t)(nv + 1));
-  for (dt_nid i = 0; i < nn; i++)
-    for (int k = 0; k < g->node.p[i].nin; k++) uses[g->node.p[i].in[k]]++;
-  for (int i = 0; i < g->output.n; i++)
-    if (g->output.p[i] >= 0) uses[g->output.p[i]]++;
-  concat_in_place(g, uses);
-  free(uses);
-
-  /* lifetimes of roots, in node order */
-  int *from = dt_xalloc(sizeof(int) * (size_t)(nv + 1)), *to = dt_xalloc(sizeof(int) * (size_t)(nv + 1));
-  char *keep = dt_xalloc((size_t)nv + 1);
-  for (int v = 0; v < nv; v++) from[v] = -1, to[v] = -1;
-  int last_micro = -1;
-  for (dt_nid i = 0; i < nn; i++)
-    if (g->node.p[i].phase != DT_UPD && g->node.p[i].phase != DT_PRE) last_micro = i;
-  for (dt_nid i = 0; i < nn; i++) {
+  for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     for (int o = 0; o < n->nout; o++) {
       dt_val r = g->val.p[n->out[o]].root;
-      if (from[r] < 0) from[r] = i;
-      if (to[r] < i) to[r] = i;
+      if (h->from[r] < 0) h->from[r] = i;
+      if (h->to[r] < i) h->to[r] = i;
     }
     for (int k = 0; k < n->nin; k++) {
       dt_val r = g->val.p[n->in[k]].root;
-      if (from[r] < 0) from[r] = g->val.p[r].node;
-      if (to[r] < i) to[r] = i;
+      if (h->from[r] < 0) h->from[r] = g->val.p[r].node;
+      if (h->to[r] < i) h->to[r] = i;
     }
   }
-  /* what is readable after the run, or lives from one segment to another, persists */
-  for (int i = 0; i < g->output.n; i++)
-    if (g->output.p[i] >= 0) keep[g->val.p[g->output.p[i]].root] = 1;
-  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = g->chunks ? 2 : 0; i < 4;
-       i++) /* in a pipeline each microbatch in flight has a loss and a count of its own */
-    if (also[i] >= 0) keep[g->val.p[also[i]].root] = 1;
+}
 
-  /* what a collective of the microbatches or the update touches lies where peers can reach it */
-  char *wire = dt_xalloc((size_t)nv + 1);
-  for (dt_nid i = 0; i < nn; i++) {
+/* What is readable after the run persists; what a collective of the microbatches or the update touches lies where peers can reach it. */
+static void mark(home *h) {
+  const dt_graph *g = h->g;
+  for (int i = 0; i < g->output.n; i++)
+    if (g->output.p[i] >= 0) h->keep[g->val.p[g->output.p[i]].root] = 1;
+  /* in a pipeline each microbatch in flight has a loss and a count of its own */
+  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
+  for (int i = g->chunks ? 2 : 0; i < 4; i++)
+    if (also[i] >= 0) h->keep[g->val.p[also[i]].root] = 1;
+  for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if (!(dt_op(n->op)->flags & OP_COMM) || (n->flags & DT_NODE_DEAD)) continue;
     if (n->op == DT_OP_send || n->op == DT_OP_recv) continue; /* they copy */
-    for (int k = 0; k < n->nin; k++) wire[g->val.p[n->in[k]].root] = 1;
-    for (int o = 0; o < n->nout; o++) wire[g->val.p[n->out[o]].root] = 1;
+    for (int k = 0; k < n->nin; k++) h->wire[g->val.p[n->in[k]].root] = 1;
+    for (int o = 0; o < n->nout; o++) h->wire[g->val.p[n->out[o]].root] = 1;
   }
+}
 
-  /* in-place successors: an operand that dies where an output of the same layout is born */
-  for (dt_nid i = 0; i < nn; i++) {
+/* Moves the memory of root v into that of root r: every value that shared it follows. */
+static void rehome(home *h, dt_val v, dt_val r) {
+  for (dt_val x = v; x >= 0; x = h->next[x]) h->g->val.p[x].root = r;
+  h->next[h->end[r]] = v, h->end[r] = h->end[v];
+  h->to[r] = h->to[v];
+  h->wire[r] |= h->wire[v];
+}
+
+/* May node i write its output v over its input k, which dies there? */
+static bool may_write_over(const home *h, dt_nid i, int k, dt_val v) {
+  const dt_graph *g = h->g;
+  const dt_node *n = &g->node.p[i];
+  const dt_value *x = &g->val.p[n->in[k]];
+  dt_val r = x->root;
+  const dt_value *root = &g->val.p[r];
+  if (persistent(g, r) || h->keep[r] || root->region || h->to[r] != i || x->offset != 0 ||
+      !same_layout(x, &g->val.p[v]) || dt_numel(&root->t) != dt_numel(&x->t) || g->node.p[root->node].phase == DT_PRE)
+    return false;
+  dt_view w = dt_view_make(NULL, &x->t); /* it must be contiguous, and read once by this node under this layout */
+  for (int d = 0; d < x->t.nd; d++)
+    if (w.stride[d] != x->stride[d]) return false;
+  for (int j = 0; j < n->nin; j++)
+    if (j != k && g->val.p[n->in[j]].root == r) return false;
+  return true;
+}
+
+/* In-place successors: an operand that dies where an output of the same layout is born. */
+static void write_in_place(home *h) {
+  const dt_graph *g = h->g;
+  for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
-    const dt_op_info *op = dt_op(n->op);
-    if ((n->flags & DT_NODE_DEAD) || !(op->flags & OP_INPLACE)) continue;
+    if ((n->flags & DT_NODE_DEAD) || !(dt_op(n->op)->flags & OP_INPLACE)) continue;
     for (int o = 0; o < n->nout; o++) {
       dt_val v = n->out[o];
-      if (g->val.p[v].root != v || keep[v]) continue;
-      for (int k = 0; k < (n->op == DT_OP_fused ? n->nin : 1); k++) {
-        const dt_value *x = &g->val.p[n->in[k]];
-        dt_val r = x->root;
-        const dt_value *home = &g->val.p[r];
-        if (persistent(g, r) || keep[r] || home->region || to[r] != i || x->offset != 0 ||
-            !same_layout(x, &g->val.p[v]) || dt_numel(&home->t) != dt_numel(&x->t) ||
-            g->node.p[home->node].phase == DT_PRE)
-          continue;
-        bool plain = true; /* operand contiguous and read once by this node under this layout */
-        dt_view w = dt_view_make(NULL, &x->t);
-        for (int d = 0; d < x->t.nd; d++) plain &= w.stride[d] == x->stride[d];
-        for (int j = 0; j < n->nin; j++)
-          if (j != k && g->val.p[n->in[j]].root == r) plain = false;
-        if (!plain) continue;
-        to[r] = to[v];
-        wire[r] |= wire[v];
-        rehome(g, v, r, 0);
-        break;
-      }
+      if (g->val.p[v].root != v || h->keep[v]) continue;
+      int most = n->op == DT_OP_fused ? n->nin : 1, k = 0;
+      while (k < most && !may_write_over(h, i, k, v)) k++;
+      if (k < most) rehome(h, v, g->val.p[n->in[k]].root);
     }
   }
+}
 
-  DT_VEC(life) lives = {0};
-  DT_VEC(life) wires = {0}; /* the pool of what communicates */
-  int64_t act_now = 0;
+typedef DT_VEC(dt_life) life_list;
+
+/* Gives what persists its place in its region; lists the others: those that a collective touches, and the rest. */
+static void place_persistent(const home *h, int64_t bytes[DT_NREG], life_list *wires, life_list *lives) {
+  const dt_graph *g = h->g;
+  int last_micro = -1;
+  for (dt_nid i = 0; i < g->node.n; i++)
+    if (g->node.p[i].phase != DT_UPD && g->node.p[i].phase != DT_PRE) last_micro = i;
   for (int leaf = 1; leaf >= 0; leaf--) /* leaves first: plans of one model agree on where they are */
-    for (int v = 0; v < nv; v++) {
+    for (int v = 0; v < g->val.n; v++) {
       dt_value *x = &g->val.p[v];
-      if (x->root != v || (from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
+      if (x->root != v || (h->from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
       const dt_node *p = &g->node.p[x->node];
       int64_t size = up(dt_nbytes(&x->t));
-      bool crosses = to[v] > last_micro && from[v] <= last_micro; /* read by the update: at one place in all plans */
-      if (x->region == DT_REG_COMM && !crosses && !keep[v] && !persistent(g, v)) wire[v] = 1, x->region = 0;
-      if (persistent(g, v) || keep[v] || x->region || p->phase == DT_PRE) {
-        if (!x->region && p->op != DT_OP_param) /* DT_REG_PARAM is 0: parameters, and their 16-bit copies */
-          x->region = p->phase == DT_PRE && !(dt_op(p->op)->flags & OP_LEAF) ? DT_REG_PARAM : DT_REG_PERSIST;
-        x->addr = bytes[x->region];
-        bytes[x->region] += size;
-        continue;
-      }
-      if (crosses) {
-        x->region = DT_REG_COMM;
+      bool crosses = h->to[v] > last_micro && h->from[v] <= last_micro; /* read by the update: at one place in all plans */
+      bool stay = leaf || h->keep[v];
+      if (x->region == DT_REG_COMM && !crosses && !stay) h->wire[v] = 1, x->region = 0;
+      if (stay || x->region || p->phase == DT_PRE || crosses) {
+        if (!stay && !x->region && p->phase != DT_PRE) x->region = DT_REG_COMM;
+        else if (!x->region && p->op != DT_OP_param) /* DT_REG_PARAM is 0: parameters, and their 16-bit copies */
+          x->region = p->phase == DT_PRE && !leaf ? DT_REG_PARAM : DT_REG_PERSIST;
         x->addr = bytes[x->region];
         bytes[x->region] += size;
         continue;
       }
       /* what a microbatch keeps from one part of the schedule to another lies in its slot, also when it has travelled */
-      bool stays = !g->chunks || g->node.p[from[v]].phase == g->node.p[to[v]].phase;
-      if (wire[v] && stays) dt_vec_push(&wires, ((life){v, from[v], to[v], size, 0}));
-      else dt_vec_push(&lives, ((life){v, from[v], to[v], size, 0}));
+      bool within = !g->chunks || g->node.p[h->from[v]].phase == g->node.p[h->to[v]].phase;
+      life_list *list = h->wire[v] && within ? wires : lives;
+      dt_vec_push(list, ((dt_life){v, h->from[v], h->to[v], size, 0}));
     }
-  bool slots = g->chunks > 0;
-  if (slots) lives.n = place_slots(g, lives.p, lives.n, slot);
-  life *best;
-  int64_t pool = pack_sides(g, wires.p, wires.n, &best), base = bytes[DT_REG_COMM];
-  for (int i = 0; i < wires.n; i++) {
-    dt_value *x = &g->val.p[best[i].root];
-    x->region = DT_REG_COMM;
-    x->addr = base + best[i].at;
+}
+
+/* Packs a pool; where a schedule runs forwards together with backwards, what forward uses lies beside what they use. Returns its bytes. */
+static int64_t pack_pool(const dt_graph *g, dt_life *l, int n) {
+  int k = 0;
+  for (int i = 0; i < n && g->fused; i++) { /* those of forward first */
+    if (g->node.p[l[i].from].phase != DT_FWD) continue;
+    dt_life x = l[k];
+    l[k++] = l[i], l[i] = x;
   }
-  bytes[DT_REG_COMM] += pool;
-  free(best);
-  pool = pack_sides(g, lives.p, lives.n, &best);
-  /* activations: the most that forward keeps for backward at one moment; the rest of the pool is temporary */
-  int first_bwd = nn;
-  for (dt_nid i = nn - 1; i >= 0; i--)
+  int64_t first = dt_pack_best(l, k), second = dt_pack_best(l + k, n - k);
+  for (int i = k; i < n; i++) l[i].at += first;
+  return first + second;
+}
+
+/* What lives from one segment of a microbatch to another has a place in the microbatch's slot of its chunk: packed by lifetime in the
+ * order forward, backward, weight gradients. Leaves the lives that stay within a segment; slot[c]: bytes of a slot. */
+static void place_slots(dt_graph *g, life_list *lives, int64_t *slot) {
+  life_list mine = {0};
+  int left = 0;
+  for (int i = 0; i < lives->n; i++) {
+    const dt_life *x = &lives->p[i];
+    if (g->node.p[x->from].phase == g->node.p[x->to].phase) lives->p[left++] = *x;
+    else dt_vec_push(&mine, *x);
+  }
+  lives->n = left;
+  for (int c = 0; c < g->chunks; c++) {
+    life_list of = {0};
+    for (int i = 0; i < mine.n; i++)
+      if (g->node.p[mine.p[i].from].chunk == c) dt_vec_push(&of, mine.p[i]);
+    slot[c] = dt_pack_by_size(of.p, of.n);
+    for (int i = 0; i < of.n; i++) {
+      dt_value *x = &g->val.p[of.p[i].root];
+      x->region = DT_REG_ACT;
+      x->addr = of.p[i].at;
+    }
+    dt_vec_free(&of);
+  }
+  dt_vec_free(&mine);
+}
+
+/* Activations are the most that forward keeps for backward at one moment; the rest of the pool is temporary. */
+static void place_pool(dt_graph *g, life_list *lives, int64_t bytes[DT_NREG]) {
+  int64_t pool = pack_pool(g, lives->p, lives->n), kept = 0;
+  int first_bwd = g->node.n;
+  for (dt_nid i = g->node.n - 1; i >= 0; i--)
     if ((g->node.p[i].phase == DT_BWD || g->node.p[i].phase == DT_WGT) && !(dt_op(g->node.p[i].op)->flags & OP_LEAF))
       first_bwd = i;
-  for (int i = 0; i < lives.n; i++) {
-    dt_value *x = &g->val.p[best[i].root];
-    bool act = best[i].from < first_bwd && best[i].to >= first_bwd;
-    x->region = slots ? DT_REG_TEMP : DT_REG_ACT;
-    x->addr = best[i].at;
-    if (act && !slots) act_now += best[i].bytes;
+  for (int i = 0; i < lives->n; i++) {
+    const dt_life *l = &lives->p[i];
+    dt_value *x = &g->val.p[l->root];
+    x->region = g->chunks ? DT_REG_TEMP : DT_REG_ACT;
+    x->addr = l->at;
+    if (l->from < first_bwd && l->to >= first_bwd && !g->chunks) kept += l->bytes;
   }
-  bytes[DT_REG_ACT] = act_now;
-  bytes[DT_REG_TEMP] = pool - act_now;
+  bytes[DT_REG_ACT] = kept;
+  bytes[DT_REG_TEMP] = pool - kept;
+}
 
-  /* scratch of the kernels: one area, as large as the hungriest call */
-  *workspace = 0;
-  for (dt_nid i = 0; i < nn && s->workspace; i++) {
+/* Scratch of the kernels: one area, as large as the hungriest call. */
+static int64_t find_workspace(const dt_graph *g, const dt_spec *s) {
+  int64_t most = 0;
+  for (dt_nid i = 0; i < g->node.n && s->workspace; i++) {
     const dt_node *n = &g->node.p[i];
     if ((n->flags & DT_NODE_DEAD) || (dt_op(n->op)->flags & (OP_VIEW | OP_LEAF | OP_COMM))) continue;
     dt_view *in = dt_xalloc(sizeof(dt_view) * (size_t)(n->nin + 1));
     dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .vm = n->vm, .flags = n->acc};
-    memcpy(c.attr, n->attr, sizeof c.attr);
+    c.a = n->a;
     for (int k = 0; k < n->nin; k++) {
       in[k].t = g->val.p[n->in[k]].t;
       memcpy(in[k].stride, g->val.p[n->in[k]].stride, sizeof in[k].stride);
@@ -327,14 +266,41 @@ dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], 
       memcpy(c.out[o].stride, g->val.p[n->out[o]].stride, sizeof c.out[o].stride);
     }
     int64_t w = up((int64_t)s->workspace(&c, n->op, s->threads));
-    if (w > *workspace) *workspace = w;
+    if (w > most) most = w;
     free(in);
   }
-  bytes[DT_REG_TEMP] += *workspace;
-  free(best), free(from), free(to), free(keep), free(wire);
-  dt_vec_free(&lives);
-  dt_vec_free(&wires);
+  return most;
+}
+
+dt_status dt_pass_memory(dt_graph *g, const dt_spec *s, int64_t bytes[DT_NREG], int64_t *workspace, int64_t *slot,
+                         dt_err *e) {
   (void)e;
+  for (int r = 0; r < DT_NREG; r++) bytes[r] = 0;
+  concat_in_place(g);
+  size_t nv = (size_t)g->val.n + 1;
+  home h = {.g = g};
+  h.from = dt_xalloc(sizeof(int) * nv), h.to = dt_xalloc(sizeof(int) * nv);
+  h.next = dt_xalloc(sizeof(dt_val) * nv), h.end = dt_xalloc(sizeof(dt_val) * nv);
+  h.keep = dt_xalloc(nv), h.wire = dt_xalloc(nv);
+  find_lives(&h);
+  mark(&h);
+  write_in_place(&h);
+  life_list wires = {0}, lives = {0};
+  place_persistent(&h, bytes, &wires, &lives);
+  if (g->chunks) place_slots(g, &lives, slot);
+  int64_t pool = pack_pool(g, wires.p, wires.n);
+  for (int i = 0; i < wires.n; i++) {
+    dt_value *x = &g->val.p[wires.p[i].root];
+    x->region = DT_REG_COMM;
+    x->addr = bytes[DT_REG_COMM] + wires.p[i].at;
+  }
+  bytes[DT_REG_COMM] += pool;
+  place_pool(g, &lives, bytes);
+  *workspace = find_workspace(g, s);
+  bytes[DT_REG_TEMP] += *workspace;
+  dt_vec_free(&wires);
+  dt_vec_free(&lives);
+  free(h.from), free(h.to), free(h.next), free(h.end), free(h.keep), free(h.wire);
   g->level = DT_ADDRESSED;
   return DT_OK;
 }

@@ -2,7 +2,7 @@
  * its region, and every view inside of its root.
  *
  * It finds lifetimes from the nodes by itself, so that a mistake of the memory pass shows. A failure names the values and is our own bug.
- * One sweep over time keeps what lives sorted by address, so a value is compared with its two neighbours only. */
+ * One sweep over time keeps a bit for each address at which something lives, so a value is compared with its two neighbours only. */
 #include <stdlib.h>
 
 #include "pass.h"
@@ -11,6 +11,7 @@ typedef struct life {
   dt_val root;
   int pool, from, to; /* pool: a region, or a chunk's slot; nodes of the first and last use, both included */
   int64_t at, bytes;
+  int slot; /* its place in the order of addresses */
 } life;
 
 static dt_status bad(const dt_graph *g, dt_val v, dt_err *e, const char *text) {
@@ -76,6 +77,14 @@ static int by_pool_and_start(const void *a, const void *b) {
   if (x->pool != y->pool) return x->pool - y->pool;
   return x->from != y->from ? x->from - y->from : x->root - y->root;
 }
+static int by_address(const void *a, const void *b) {
+  const life *x = *(life *const *)a, *y = *(life *const *)b;
+  return x->at != y->at ? (x->at < y->at ? -1 : 1) : x->root - y->root;
+}
+static int by_end(const void *a, const void *b) {
+  const life *x = *(life *const *)a, *y = *(life *const *)b;
+  return x->to != y->to ? x->to - y->to : x->root - y->root;
+}
 
 static dt_status clash(const dt_graph *g, const life *a, const life *b, dt_err *e) {
   char text[200];
@@ -84,41 +93,40 @@ static dt_status clash(const dt_graph *g, const life *a, const life *b, dt_err *
   return bad(g, a->root, e, text);
 }
 
-/* Lives of one pool, by start. active: those that live at the present start, by address. */
-static dt_status sweep(const dt_graph *g, life *l, int n, life **active, dt_err *e) {
-  int m = 0, soonest = INT32_MAX; /* of the ends in active */
-  for (int i = 0; i < n; i++) {
-    if (soonest < l[i].from) { /* drop what has ended */
-      int left = 0;
-      soonest = INT32_MAX;
-      for (int k = 0; k < m; k++)
-        if (active[k]->to >= l[i].from) {
-          active[left++] = active[k];
-          if (active[k]->to < soonest) soonest = active[k]->to;
-        }
-      m = left;
-    }
-    int lo = 0, hi = m; /* the first that begins at or behind it */
-    while (lo < hi) {
-      int mid = (lo + hi) / 2;
-      if (active[mid]->at < l[i].at) lo = mid + 1;
-      else hi = mid;
-    }
-    if (lo && active[lo - 1]->at + active[lo - 1]->bytes > l[i].at) return clash(g, &l[i], active[lo - 1], e);
-    if (lo < m && active[lo]->at < l[i].at + l[i].bytes) return clash(g, &l[i], active[lo], e);
-    memmove(active + lo + 1, active + lo, (size_t)(m - lo) * sizeof *active);
-    active[lo] = &l[i];
-    m++;
-    if (l[i].to < soonest) soonest = l[i].to;
+/* The set bit nearest to bit i on one side (step -1 or 1), itself left out; -1: none. */
+static int neighbour(const uint64_t *bits, int n, int i, int step) {
+  for (i += step; i >= 0 && i < n; i += step) {
+    if (!bits[i / 64]) i = step > 0 ? i / 64 * 64 + 63 : i / 64 * 64; /* nothing in this word */
+    else if (bits[i / 64] >> i % 64 & 1) return i;
   }
-  return DT_OK;
+  return -1;
+}
+
+/* Lives of one pool, by start. order: room for 2 n; bits: room for n, all zero before and after. */
+static dt_status sweep(const dt_graph *g, life *l, int n, life **order, uint64_t *bits, dt_err *e) {
+  life **ends = order + n;
+  for (int i = 0; i < n; i++) order[i] = ends[i] = &l[i];
+  qsort(order, (size_t)n, sizeof *order, by_address);
+  qsort(ends, (size_t)n, sizeof *ends, by_end);
+  for (int i = 0; i < n; i++) order[i]->slot = i;
+  dt_status st = DT_OK;
+  for (int i = 0, gone = 0; i < n && !st; i++) {
+    for (; ends[gone]->to < l[i].from; gone++) bits[ends[gone]->slot / 64] &= ~(1ull << ends[gone]->slot % 64);
+    int low = neighbour(bits, n, l[i].slot, -1), high = neighbour(bits, n, l[i].slot, 1);
+    if (low >= 0 && order[low]->at + order[low]->bytes > l[i].at) st = clash(g, &l[i], order[low], e);
+    else if (high >= 0 && order[high]->at < l[i].at + l[i].bytes) st = clash(g, &l[i], order[high], e);
+    bits[l[i].slot / 64] |= 1ull << l[i].slot % 64;
+  }
+  memset(bits, 0, sizeof *bits * (size_t)(n / 64 + 1));
+  return st;
 }
 
 dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64_t workspace, const int64_t *slot,
                           dt_err *e) {
   DT_TRY(views_inside(g, e));
   life *l = dt_xalloc((size_t)(g->val.n + 1) * sizeof *l);
-  life **active = dt_xalloc((size_t)(g->val.n + 1) * sizeof *active);
+  life **order = dt_xalloc((size_t)(g->val.n + 1) * 2 * sizeof *order);
+  uint64_t *bits = dt_xalloc(sizeof *bits * (size_t)(g->val.n / 64 + 1));
   lifetimes(g, l);
   dt_status st = DT_OK;
   int n = 0;
@@ -141,8 +149,8 @@ dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64
   if (n) qsort(l, (size_t)n, sizeof *l, by_pool_and_start);
   for (int i = 0, k; i < n && !st; i = k) {
     for (k = i; k < n && l[k].pool == l[i].pool;) k++;
-    st = sweep(g, l + i, k - i, active, e);
+    st = sweep(g, l + i, k - i, order, bits, e);
   }
-  free(l), free(active);
+  free(l), free(order), free(bits);
   return st;
 }

@@ -43,16 +43,17 @@ typedef enum dt_question {
 /* What the strategies decide while a graph is compiled; each may be NULL, and then the default holds. A failure has its message in *e. */
 typedef struct dt_verbs {
   void *ctx;
-  /* may add to g and rewrite it; scaled (for DT_ASK_UPDATE): [g->param.n] the gradient that the optimizer sees, -1 for none */
-  dt_status (*ask)(void *ctx, dt_graph *g, dt_question q, const dt_val *scaled, dt_err *e);
+  /* may add to b's graph, where b says, and rewrite it; scaled (for DT_ASK_UPDATE): [parameters] the gradient that the optimizer sees, -1 for
+   * none */
+  dt_status (*ask)(void *ctx, const dt_build *b, dt_question q, const dt_val *scaled, dt_err *e);
   /* how param is kept; *out is zero when called */
   dt_status (*keep)(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e);
   /* list: in the order in which backward finishes the gradients */
   dt_status (*buckets)(void *ctx, const dt_graph *g, dt_ready *list, int n, dt_err *e);
   /* traced: `in`, a vector that is a partial sum over `axes`, becomes *out: the sum, or this rank's share of it */
-  dt_status (*reduce)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  dt_status (*reduce)(void *ctx, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
   /* traced: a share, over `axes`, of a bucket's parameters becomes the whole bucket */
-  dt_status (*gather)(void *ctx, dt_graph *g, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
+  dt_status (*gather)(void *ctx, const dt_build *b, int bucket, int axes, dt_val in, dt_val *out, dt_err *e);
   /* how a node lies on an axis that cuts tensors, where a strategy says it instead of the library; asked while the place pass walks */
   dt_status (*rule)(void *ctx, dt_graph *g, dt_ruling *r, dt_err *e);
   int64_t bucket_bytes, first_bucket_bytes; /* without the verb buckets */

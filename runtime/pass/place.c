@@ -121,7 +121,7 @@ static dt_status ask(placer *p, site *s, dt_nid id, int a) {
                     .in = s->in,
                     .want = s->want,
                     .enter = s->enters,
-                    .attr = s->a.slot,
+                    .a = &s->a,
                     .late = -1,
                     .e = p->e,
                     .where = s->where};
@@ -243,7 +243,7 @@ static dt_status place_all(placer *p, dt_nid n0) {
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
   p->op = "a result",
-  p->b.at = (dt_cursor){.file = g->file, .line = g->line, .phase = DT_FWD, .serves = -1, .block = -1, .chunk = -1};
+  p->b = dt_build_at(g, DT_FWD);
   if (g->loss >= 0) g->loss = dt_place_get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = dt_place_get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = dt_place_get(p, g->output.p[i], whole, 0);
@@ -287,6 +287,6 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
     if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS) p.axis[p.naxes++] = a;
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;
   dt_status st = p.naxes || said ? place(&p) : DT_OK;
-  g->level = DT_PLACED, g->block = -1;
+  g->level = DT_PLACED;
   return st;
 }

@@ -38,7 +38,7 @@ static dt_status meets(dt_graph *g, const dt_node *n, int samples, type in, type
   const dt_attr_spec *red = dt_op_attr(n->op, "red");
   *out = in;
   if (n->op == DT_OP_shift) return DT_OK; /* a sum over all ranks stays the same */
-  if (red && n->attr[red->slot].i == DT_RED_SUM && !group.part && over & ~(in.partial | in.varies | in.share))
+  if (red && n->a.slot[red->slot].i == DT_RED_SUM && !group.part && over & ~(in.partial | in.varies | in.share))
     return fail(n, e, what, "sums over", dt_reduce_axes(g, over & ~(in.partial | in.varies | in.share)),
                 " what is the same on all its ranks; it was reduced there before");
   out->partial &= ~over, out->varies &= ~over, out->share &= ~over;

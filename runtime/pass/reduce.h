@@ -1,4 +1,4 @@
-/* Inner header of the reduce pass: what reduce.c and shard.c share. */
+/* Inner header of the reduce pass: what reduce.c, reduce_gather.c and shard.c share. */
 #ifndef DT_REDUCE_H
 #define DT_REDUCE_H
 #include <stdlib.h>
@@ -21,14 +21,20 @@ typedef struct work {
   bool *gone;    /* [nv] values that shares replace */
 } work;
 
-/* A collective over the ranks that differ on `axes`. */
-dt_val dt_reduce_comm(dt_graph *g, int op, dt_val v, int axes, int red, const char *reason);
-dt_val dt_reduce_slice(dt_graph *g, dt_val v, int64_t begin, int64_t len);
+dt_build dt_reduce_at(dt_graph *g, dt_phase phase, const dt_param *p); /* new nodes bear the parameter's line */
+/* The sum over the ranks that differ on `axes`. */
+dt_val dt_reduce_sum(dt_build *b, dt_val v, int axes, const char *reason);
+int64_t dt_reduce_share_at(const work *w, int bucket);     /* where in a bucket this rank's share begins, in elements */
 void dt_reduce_flags(dt_graph *g, dt_nid from, int flags); /* on nodes from `from` on */
 const char *dt_reduce_axes(dt_graph *g, int axes);         /* their names, for messages */
 
 /* shard.c: the optimizer's nodes read reduced gradients, and work on shares where parameters are in shares */
 dt_status dt_reduce_shard(work *w, dt_err *e);
+
+/* reduce_gather.c: after the update every rank gets the shares that others updated, and parameters that are kept in shares are gathered for
+ * forward and backward */
+dt_status dt_reduce_publish(work *w, dt_err *e);
+dt_status dt_reduce_gathers(work *w, dt_err *e);
 
 /* prove.c. What the nodes from `first` on make of a bucket: `in` is a partial sum over the axes of samples, or, with share, a share over
  * `shared`; `out` must be the same on all ranks, or where it is a gradient a share over `shared`. An error names the axis and the line. */

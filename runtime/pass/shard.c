@@ -39,14 +39,13 @@ static dt_status refuse(const shard *h, const dt_node *n, int param, const dt_cu
 }
 
 /* A value without elements of its own, in the share's size: constants, and scalars spread to the parameter's shape. */
-static dt_val small_like(shard *h, dt_val v, int64_t len) {
+static dt_val small_like(shard *h, dt_build *b, dt_val v, int64_t len) {
   dt_graph *g = h->w->g;
   const dt_node n = *dt_node_of(g, v);
-  if (n.op == DT_OP_full) return dt_full(g, n.attr[0].f, dt_type_of(g, v)->dtype, 1, &len);
+  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value, dt_type_of(g, v)->dtype, 1, &len);
   if (n.op == DT_OP_broadcast_to && dt_numel(dt_type_of(g, n.in[0])) == 1) {
-    dt_attr a[DT_MAX_ATTR] = {{.i = 1}, {.i = len}};
-    dt_val s = dt_reshape(g, n.in[0], 0, NULL);
-    return dt_bn(g, DT_OP_broadcast_to, &s, 1, a);
+    dt_val s = dt_build_reshape(b, n.in[0], 0, NULL);
+    return dt_build_op(b, DT_OP_broadcast_to, &s, 1, &(dt_attrs){.broadcast_to = {{1, {len}}}});
   }
   return -1;
 }
@@ -92,7 +91,7 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   const dt_node n = g->node.p[i];
   const dt_type out = *dt_type_of(g, n.out[0]);
   bool whole = g->param.p[param].own >= 0;
-  g->file = n.file, g->line = n.line, g->phase = DT_UPD, g->serves = -1;
+  dt_build b = {.g = g, .at = dt_cursor_of(&n)};
   dt_nid from = g->node.n;
   int axes = whole ? h->w->l->bucket[g->param.p[param].bucket].shared : 0;
   for (int a = 0; a < g->mesh.naxes; a++)
@@ -105,9 +104,9 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
           dt_op(n.op)->name, g->param.p[param].name);
     dt_val x = h->now[n.in[0]], p;
     int64_t one = 1;
-    p = n.op == DT_OP_norm ? dt_bn(g, DT_OP_sum_squares, &x, 1, (dt_attr[DT_MAX_ATTR]){{0}})
-                           : dt_reduce(g, DT_OP_sum, x, 0, NULL, false);
-    p = dt_reshape(g, dt_cast(g, p, DT_F32), 1, &one);
+    p = n.op == DT_OP_norm ? dt_build1(&b, DT_OP_sum_squares, x)
+                           : dt_build_reduce(&b, DT_OP_sum, x, 0, NULL, false);
+    p = dt_build_reshape(&b, dt_build_cast(&b, p, DT_F32), 1, &one);
     dt_reduce_flags(g, from, DT_NODE_OWN);
     dt_vec_push(&h->totals, ((total){i, p, axes}));
     h->late[n.out[0]] = 1;
@@ -128,8 +127,8 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
       if (h->of[v] != param) return refuse(h, &n, param, NULL, e);
       s = h->now[v];
     } else if (dt_type_of(g, v)->nd) {
-      s = small_like(h, v, len);
-      if (s < 0 && dt_numel(dt_type_of(g, v)) == 1) s = dt_reshape(g, v, 0, NULL);
+      s = small_like(h, &b, v, len);
+      if (s < 0 && dt_numel(dt_type_of(g, v)) == 1) s = dt_build_reshape(&b, v, 0, NULL);
       if (s < 0) return refuse(h, &n, param, NULL, e);
     }
     g->node.p[i].in[k] = s;
@@ -147,30 +146,29 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
 /* The sums of one set of axes, in one collective; then each reduction's own end. */
 static void finish(shard *h) {
   dt_graph *g = h->w->g;
-  g->phase = DT_UPD;
+  dt_build at = dt_build_at(g, DT_UPD);
   for (int a = 0; a < h->totals.n; a++) {
     int axes = h->totals.p[a].axes, n = 0;
     if (!axes) continue;
     DT_VEC(dt_val) in = {0};
     for (int b = a; b < h->totals.n; b++)
       if (h->totals.p[b].axes == axes) dt_vec_push(&in, h->totals.p[b].part);
-    g->file = NULL, g->line = 0;
-    dt_val all = dt_bn(g, DT_OP_concat, in.p, in.n, (dt_attr[DT_MAX_ATTR]){{.i = 0}});
-    all = dt_reduce_comm(g, DT_OP_all_reduce, all, axes, DT_RED_SUM,
-                         "sums that the optimizer takes over whole parameters");
+    dt_val all = dt_reduce_sum(&at, dt_build_concat(&at, in.p, in.n, 0), axes,
+                               "sums that the optimizer takes over whole parameters");
     dt_vec_free(&in);
     for (int b = a; b < h->totals.n; b++) {
       if (h->totals.p[b].axes != axes) continue;
       dt_nid i = h->totals.p[b].node;
       h->totals.p[b].axes = 0;
       const dt_node r = g->node.p[i];
-      dt_val v = dt_reshape(g, dt_reduce_slice(g, all, n++, 1), 0, NULL);
-      if (r.op == DT_OP_norm) v = dt_b1(g, DT_OP_sqrt, v);
+      dt_val v = dt_build_reshape(&at, dt_build_slice(&at, all, 0, n, n + 1), 0, NULL);
+      n++;
+      if (r.op == DT_OP_norm) v = dt_build1(&at, DT_OP_sqrt, v);
       if (r.op == DT_OP_mean) {
         double count = (double)dt_numel(&g->param.p[h->of[r.in[0]]].whole); /* without padding, which is zero */
-        v = dt_b2(g, DT_OP_mul, v, dt_scalar(g, 1 / count, DT_F32));
+        v = dt_build2(&at, DT_OP_mul, v, dt_build_scalar(&at, 1 / count, DT_F32));
       }
-      v = dt_cast(g, v, dt_type_of(g, r.out[0])->dtype);
+      v = dt_build_cast(&at, v, dt_type_of(g, r.out[0])->dtype);
       for (dt_nid j = 0; j < h->w->nn; j++)
         for (int k = 0; k < g->node.p[j].nin; k++)
           if (g->node.p[j].in[k] == r.out[0]) g->node.p[j].in[k] = v;

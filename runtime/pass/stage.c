@@ -187,6 +187,5 @@ dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err
   dt_vec_free(&c.order);
   dt_vec_free(&c.cross);
   dt_stages_free(plain);
-  g->phase = DT_FWD, g->chunk = -1;
   return st;
 }

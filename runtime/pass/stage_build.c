@@ -121,8 +121,8 @@ static void total_norm(builder *b, dt_nid i) {
 /* ---- messages ---- */
 static dt_attrs message(builder *b, int op, int edge, int peer) {
   dt_attrs a;
-  dt_op_defaults(op, a.slot);
-  dt_group_set(b->c->g, a.slot, (dt_group){.axes = 1 << b->c->axis});
+  dt_op_defaults(op, &a);
+  dt_group_set(b->c->g, &a, (dt_group){.axes = 1 << b->c->axis});
   if (op == DT_OP_send) a.send.peer = peer, a.send.edge = edge;
   else a.recv.peer = peer, a.recv.edge = edge;
   return a;

@@ -9,12 +9,11 @@
 
 dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *e) {
   if (g->level != DT_DIFFED) return dt_fail(e, DT_EBUG, NULL, "update: the graph is %s", dt_level_name[g->level]);
-  g->phase = DT_UPD;
-  g->serves = -1;
+  dt_build at = dt_build_at(g, DT_UPD), *b = &at;
   g->norm = -1;
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
   dt_hyper inv = {.name = "inverse count", .kind = DT_HY_INV_COUNT, .group = 0};
-  inv.val = dt_leaf(g, DT_OP_hyper, &f64, inv.name);
+  inv.val = dt_build_leaf(b, DT_OP_hyper, &f64, inv.name);
   dt_vec_push(&g->hyper, inv);
 
   DT_VEC(dt_val) grads = {0};
@@ -23,25 +22,20 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
     if (g->param.p[i].grad >= 0) dt_vec_push(&grads, g->param.p[i].grad);
   }
   if (grads.n) {
-    dt_attr none[DT_MAX_ATTR] = {0};
     /* norm of the mean gradient; the coefficient max_norm / (norm + 1e-6) is PyTorch's clip_grad_norm_ */
-    dt_val total = dt_bn(g, DT_OP_sum_squares, grads.p, grads.n, none);
-    dt_val scale = dt_cast(g, inv.val, DT_F32);
-    g->norm = dt_b2(g, DT_OP_mul, dt_b1(g, DT_OP_sqrt, total), scale);
+    dt_val total = dt_build_op(b, DT_OP_sum_squares, grads.p, grads.n, NULL);
+    dt_val scale = dt_build_cast(b, inv.val, DT_F32);
+    g->norm = dt_build2(b, DT_OP_mul, dt_build1(b, DT_OP_sqrt, total), scale);
     if (s->clip_norm > 0) {
-      dt_val coef = dt_b2(g, DT_OP_div, dt_scalar(g, s->clip_norm, DT_F32),
-                          dt_b2(g, DT_OP_add, g->norm, dt_scalar(g, 1e-6, DT_F32)));
-      scale = dt_b2(g, DT_OP_mul, scale, dt_b2(g, DT_OP_minimum, coef, dt_scalar(g, 1.0, DT_F32)));
+      dt_val coef = dt_build2(b, DT_OP_div, dt_build_scalar(b, s->clip_norm, DT_F32),
+                          dt_build2(b, DT_OP_add, g->norm, dt_build_scalar(b, 1e-6, DT_F32)));
+      scale = dt_build2(b, DT_OP_mul, scale, dt_build2(b, DT_OP_minimum, coef, dt_build_scalar(b, 1.0, DT_F32)));
     }
     for (int i = 0; i < g->param.n; i++) {
       if (g->param.p[i].grad < 0) continue;
-      dt_val v = dt_b2(g, DT_OP_mul, g->param.p[i].grad, scale);
-      if (s->clip_value > 0) {
-        dt_attr a[DT_MAX_ATTR];
-        dt_op_defaults(DT_OP_clamp, a);
-        a[0].f = -s->clip_value, a[1].f = s->clip_value;
-        v = dt_bn(g, DT_OP_clamp, &v, 1, a);
-      }
+      dt_val v = dt_build2(b, DT_OP_mul, g->param.p[i].grad, scale);
+      if (s->clip_value > 0)
+        v = dt_build_op(b, DT_OP_clamp, &v, 1, &(dt_attrs){.clamp = {.min = -s->clip_value, .max = s->clip_value}});
       scaled[i] = v;
     }
   }
@@ -67,12 +61,13 @@ static dt_val instead(const again *a, dt_val v) {
 /* A state of the template's parameter becomes one of the other; numbers that all parameters share stay. */
 static dt_val leaf_again(const again *a, dt_val v) {
   dt_graph *g = a->g;
+  dt_build b = {.g = g, .at = dt_cursor_of(dt_node_of(g, v))};
   const dt_param from = g->param.p[a->from.param];
   int k = 0;
   while (k < from.nstate && from.state[k] != v) k++;
   if (k == from.nstate) return v;
   const dt_type t = *dt_type_of(g, v);
-  dt_val s = dt_leaf(g, DT_OP_state, &t, from.state_name[k]);
+  dt_val s = dt_build_leaf(&b, DT_OP_state, &t, from.state_name[k]);
   dt_param *p = &g->param.p[a->to.param];
   p->state_name[p->nstate] = from.state_name[k];
   p->state_fill[p->nstate] = from.state_fill[k], p->state_copy[p->nstate] = from.state_copy[k];

@@ -120,7 +120,7 @@ static dt_instr instr_of(dt_plan *p, dt_nid i, bool clear, dt_segment *seg) {
                 .file = n->file,
                 .line = n->line,
                 .reason = n->reason};
-  memcpy(x.attr, n->attr, sizeof x.attr);
+  x.a = n->a;
   x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
   x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));
   for (int k = 0; k < x.nin; k++) {
@@ -136,7 +136,7 @@ static void make_comm(lowering *l, dt_instr *x, const dt_node *n, int at, bool q
   dt_plan *p = l->p;
   x->kind = DT_I_COMM;
   x->group = dt_node_group(n);
-  x->red = n->op == DT_OP_all_reduce || n->op == DT_OP_reduce_scatter ? (int)n->attr[3].i : 0;
+  x->red = n->op == DT_OP_all_reduce ? (int)n->a.all_reduce.red : n->op == DT_OP_reduce_scatter ? (int)n->a.reduce_scatter.red : 0;
   x->count = dt_numel(&p->g->val.p[n->in[0]].t);
   p->lockstep |= at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) &&
                  x->group.axes & dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES);
@@ -238,7 +238,7 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
   for (int s = 0; s < op->nspec; s++) {
     int w = op->spec[s].kind == 'l' ? 9 : op->spec[s].kind == 'p' ? 2 : 1;
     for (int k = 0; k < w; k++) {
-      const dt_attr *a = &x->attr[op->spec[s].slot + k];
+      const dt_attr *a = &x->a.slot[op->spec[s].slot + k];
       if (op->spec[s].kind == 'f') dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
       else dt_str_add(out, " %s=%lld", op->spec[s].name, (long long)a->i);
     }

@@ -28,10 +28,7 @@ typedef struct dt_instr {
   int16_t nin, nout;
   dt_view *view; /* [nin + nout], p unset: inputs, then outputs */
   dt_addr *addr; /* [nin + nout] */
-  union {
-    dt_attr attr[DT_MAX_ATTR];
-    dt_attrs a;
-  };
+  dt_attrs a;
   const dt_vm *vm;
   uint32_t acc, acc_first0;
   int64_t ws; /* workspace bytes */

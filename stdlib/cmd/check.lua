@@ -43,19 +43,19 @@ local function command(words, ranks, path, steps, parallel, alone)
   for _, w in ipairs(words) do list[#list + 1] = w end
   if parallel then list[#list + 1] = "--parallel=" .. parallel end
   local line = table.concat(util.map(list, quote), " ")
-  if ranks == 1 then return "DT_COMM=self " .. line end
+  if ranks == 1 then return "exec env DT_COMM=self " .. line end
   if cli.given.launch then return ("%s -n %d %s"):format(cli.given.launch, ranks, line) end
   local start = ("mpirun --mca btl_vader_single_copy_mechanism none -n %d "):format(ranks)
   if ranks > (math.tointeger(tonumber(output_of "nproc 2> /dev/null")) or 1) then
     start = start:gsub("^mpirun", "mpirun --oversubscribe --mca mpi_yield_when_idle 1")
   end
-  if output_of "id -u" == "0" then start = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " .. start end
-  return start .. line
+  local root = output_of "id -u" == "0" and "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " or ""
+  return "exec env " .. root .. start .. line
 end
 
 -- Runs it; returns nothing, or what it said when it failed. file: what it must have written.
 local function run(line, log, file)
-  local done, _, code = os.execute(line .. " > " .. quote(log) .. " 2>&1 < /dev/null")
+  local done, _, code = core.shell(line .. " > " .. quote(log) .. " 2>&1 < /dev/null")
   if done and core.exists(file) then return end
   if done then
     return ("its rank 0 did not write %s here; start rank 0 on this host (--launch), or set TMPDIR to a folder that all hosts "
@@ -182,12 +182,11 @@ return function(words)
   local message, warnings
   if not cli.given.all then message, warnings = refused(job, nil, ranks) end
   if message then error(message, 0) end
-  local dir = output_of "mktemp -d 2> /dev/null"
-  if dir == "" then
+  local dir = core.scratch()
+  if not dir then
     fail("check needs a folder for its files, and none can be made in %s; set TMPDIR to a folder that can be written",
       os.getenv "TMPDIR" and "TMPDIR=" .. os.getenv "TMPDIR" or "/tmp")
   end
-  local _ <close> = setmetatable({}, { __close = function() os.execute("rm -rf " .. quote(dir)) end })
   local other = { reference or words[1] } -- with the script's own options; what --parallel says is for the first side
   for i = 2, #words do
     local name, before = cli.name(words[i]), cli.name(words[i - 1])
@@ -195,7 +194,7 @@ return function(words)
     if not reference or name ~= "parallel" and not value then other[#other + 1] = words[i] end
   end
   local against = reference and ("%s on as many"):format(reference) or "one process"
-  local said = run("env -u DT_FAULT " .. command(other, reference and ranks or 1, dir .. "/one.safetensors", steps,
+  local said = run("unset DT_FAULT; " .. command(other, reference and ranks or 1, dir .. "/one.safetensors", steps,
     not reference and "none" or nil, reference ~= nil), dir .. "/log", dir .. "/one.safetensors")
   if said then
     io.stderr:write(("dtrain: check: %s did not run:\n"):format(reference or "the one process"), said, "\n")

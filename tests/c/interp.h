@@ -81,7 +81,7 @@ static inline void interp_program(const dt_node *n, const dt_call *c, dt_vm *vm,
                   .b = n->nin > 1 ? 1 : -1,
                   .c = n->nin > 2 ? 2 : -1};
   for (int i = 0; i < 2 && i < o->nspec; i++)
-    if (o->spec[i].kind != 'l') ins->imm[i] = o->spec[i].kind == 'f' ? n->attr[i].f : (double)n->attr[i].i;
+    if (o->spec[i].kind != 'l') ins->imm[i] = o->spec[i].kind == 'f' ? n->a.slot[i].f : (double)n->a.slot[i].i;
   *out = ins->dst;
   *vm = (dt_vm){.nin = n->nin, .nout = 1, .nins = 1, .nreg = n->nin + 1, .space = c->out[0].t, .out = out, .ins = ins};
   for (int i = 0; i <= n->nin; i++) {
@@ -97,7 +97,7 @@ static inline dt_status interp_node(interp *x, const dt_node *n, bool first, dt_
   dt_call c = {.nin = n->nin, .nout = n->nout, .in = in, .pool = x->pool, .tick = &x->tick, .vm = n->vm};
   for (int i = 0; i < n->nin; i++) in[i] = interp_view(x, n->in[i]);
   for (int k = 0; k < n->nout; k++) c.out[k] = interp_view(x, n->out[k]);
-  memcpy(c.attr, n->attr, sizeof c.attr);
+  c.a = n->a;
   c.flags = first ? n->acc & ~n->acc_first0 : n->acc;
   dt_vm vm;
   dt_vmi ins;

@@ -37,7 +37,8 @@ static inline double net_value(const char *name, int64_t k) {
 }
 
 /* ---- building ---- */
-static inline dt_val net_param(dt_graph *g, const char *name, int nd, const int64_t *dim) {
+static inline dt_val net_param(dt_build *at, const char *name, int nd, const int64_t *dim) {
+  dt_graph *g = at->g;
   dt_type t = dt_type_make(DT_F32, nd, dim);
   dt_param p = {.name = dt_arena_strdup(&g->mem, name),
                 .grad = -1,
@@ -45,29 +46,31 @@ static inline dt_val net_param(dt_graph *g, const char *name, int nd, const int6
                 .counted = true,
                 .compute = -1,
                 .flat = -1};
-  p.val = dt_leaf(g, DT_OP_param, &t, p.name);
+  p.val = dt_build_leaf(at, DT_OP_param, &t, p.name);
   dt_vec_push(&g->param, p);
   return p.val;
 }
-static inline dt_val net_input(dt_graph *g, const char *name, int nd, const int64_t *dim) {
+static inline dt_val net_input(dt_build *at, const char *name, int nd, const int64_t *dim) {
   dt_type t = dt_type_make(DT_F32, nd, dim);
-  dt_input x = {name, dt_leaf(g, DT_OP_input, &t, name)};
-  dt_vec_push(&g->input, x);
+  dt_input x = {name, dt_build_leaf(at, DT_OP_input, &t, name)};
+  dt_vec_push(&at->g->input, x);
   return x.val;
 }
-static inline dt_graph *net_new(const dt_mesh *mesh, int64_t rows) {
+/* An empty graph, and where its forward nodes go. */
+static inline dt_build net_new(const dt_mesh *mesh, int64_t rows) {
   dt_graph *g = dt_xalloc(sizeof *g);
   dt_graph_init(g);
-  g->mesh = *mesh, g->rows = rows, g->file = "net.lua", g->line = 1;
-  return g;
+  g->mesh = *mesh, g->rows = rows;
+  dt_build at = dt_build_at(g, DT_FWD);
+  at.at.file = "net.lua", at.at.line = 1;
+  return at;
 }
 static inline void net_drop(dt_graph *g) {
   if (g) dt_graph_fini(g);
   free(g);
 }
-static inline dt_val net_linear(dt_graph *g, dt_val x, dt_val w, dt_val b) {
-  dt_build at = dt_build_here(g);
-  return dt_build_op(&at, DT_OP_linear, (dt_val[]){x, w, b}, b < 0 ? 2 : 3, &(dt_attrs){.linear = {.bias = b >= 0}});
+static inline dt_val net_linear(dt_build *at, dt_val x, dt_val w, dt_val b) {
+  return dt_build_op(at, DT_OP_linear, (dt_val[]){x, w, b}, b < 0 ? 2 : 3, &(dt_attrs){.linear = {.bias = b >= 0}});
 }
 
 /* A parameter lies in parts on the mesh's axes of tensors: the nth of them cuts dim (dim + n) % 2 of a matrix; a vector is cut by the first. */
@@ -82,55 +85,59 @@ static inline void net_cut(dt_graph *g, dt_val v, int dim) {
 
 /* x -> linear, tanh, ... -> linear -> mean of (y - t)^2: NET_DEEP hidden layers of NET_WIDE, each a block */
 static inline dt_graph *net_mlp(const net_job *j) {
-  dt_graph *g = net_new(&j->mesh, j->rows);
-  dt_val x = net_input(g, "inputs", 2, (int64_t[]){j->rows, NET_IN}),
-         t = net_input(g, "targets", 2, (int64_t[]){j->rows, NET_OUT}), middle = -1;
+  dt_build build = net_new(&j->mesh, j->rows), *at = &build;
+  dt_graph *g = at->g;
+  dt_val x = net_input(at, "inputs", 2, (int64_t[]){j->rows, NET_IN}),
+         t = net_input(at, "targets", 2, (int64_t[]){j->rows, NET_OUT}), middle = -1;
   for (int i = 0; i < NET_DEEP; i++) {
     char name[24];
     snprintf(name, sizeof name, "blocks.%d", i);
-    dt_graph_block(g, name);
+    dt_build_block(at, name);
     snprintf(name, sizeof name, "blocks.%d.w", i);
     bool again = j->what & NET_TIED && i == 2;
-    dt_val w = again ? middle : net_param(g, name, 2, (int64_t[]){NET_WIDE, i ? NET_WIDE : NET_IN});
+    dt_val w = again ? middle : net_param(at, name, 2, (int64_t[]){NET_WIDE, i ? NET_WIDE : NET_IN});
     snprintf(name, sizeof name, "blocks.%d.b", i);
-    dt_val b = net_param(g, name, 1, (int64_t[]){NET_WIDE});
+    dt_val b = net_param(at, name, 1, (int64_t[]){NET_WIDE});
     if (i == 1) middle = w;
     if (j->what & NET_CUT && !again) net_cut(g, w, i % 2), net_cut(g, b, i % 2);
-    x = dt_b1(g, DT_OP_tanh, net_linear(g, x, w, b));
+    x = dt_build1(at, DT_OP_tanh, net_linear(at, x, w, b));
   }
-  dt_graph_block(g, NULL);
+  dt_build_block(at, NULL);
   if (j->what & NET_NORM) {
-    dt_val w = net_param(g, "norm.w", 1, (int64_t[]){NET_WIDE}), b = net_param(g, "norm.b", 1, (int64_t[]){NET_WIDE});
-    dt_build at = dt_build_here(g);
-    x = dt_build_op(&at, DT_OP_layer_norm, (dt_val[]){x, w, b}, 3, &(dt_attrs){.layer_norm = {.dims = 1, .eps = 1e-5}});
+    dt_val w = net_param(at, "norm.w", 1, (int64_t[]){NET_WIDE}), b = net_param(at, "norm.b", 1, (int64_t[]){NET_WIDE});
+    x = dt_build_op(at, DT_OP_layer_norm, (dt_val[]){x, w, b}, 3, &(dt_attrs){.layer_norm = {.dims = 1, .eps = 1e-5}});
   }
-  dt_val y = net_linear(g, x, net_param(g, "head.w", 2, (int64_t[]){NET_OUT, NET_WIDE}), -1);
-  g->loss = dt_reduce(g, DT_OP_mean, dt_b1(g, DT_OP_square, dt_b2(g, DT_OP_sub, y, t)), 0, NULL, false);
+  dt_val y = net_linear(at, x, net_param(at, "head.w", 2, (int64_t[]){NET_OUT, NET_WIDE}), -1);
+  g->loss = dt_build_reduce(at, DT_OP_mean, dt_build1(at, DT_OP_square, dt_build2(at, DT_OP_sub, y, t)), 0, NULL,
+                            false);
   return g;
 }
 
 /* ---- what strategies would answer; ctx: the job ---- */
 /* m = 0.9 m + g; p = p - 0.5 m, or with NET_TRUST p - 0.5 m |p| / |m| */
-static inline void net_optimizer(dt_graph *g, int i, dt_val grad, int what) {
+static inline void net_optimizer(dt_build *at, int i, dt_val grad, int what) {
+  dt_graph *g = at->g;
   dt_param *p = &g->param.p[i];
   const dt_type t = *dt_type_of(g, p->val);
-  g->file = "optimizer.lua", g->line = 3;
-  dt_val m = dt_leaf(g, DT_OP_state, &t, "m");
+  at->at.file = "optimizer.lua", at->at.line = 3;
+  dt_val m = dt_build_leaf(at, DT_OP_state, &t, "m");
   p = &g->param.p[i];
   p->state_name[0] = "m", p->state[0] = m, p->nstate = 1;
-  dt_val next = dt_b2(g, DT_OP_add, dt_b2(g, DT_OP_mul, m, dt_scalar(g, 0.9, DT_F32)), grad);
-  dt_b2(g, DT_OP_assign, m, next);
-  dt_val by = dt_b2(g, DT_OP_mul, next, dt_scalar(g, 0.5, DT_F32)), val = g->param.p[i].val;
+  dt_val next = dt_build2(at, DT_OP_add, dt_build2(at, DT_OP_mul, m, dt_build_scalar(at, 0.9, DT_F32)), grad);
+  dt_build2(at, DT_OP_assign, m, next);
+  dt_val by = dt_build2(at, DT_OP_mul, next, dt_build_scalar(at, 0.5, DT_F32)), val = g->param.p[i].val;
   if (what & NET_TRUST)
-    by = dt_b2(g, DT_OP_mul, by,
-               dt_b2(g, DT_OP_div, dt_reduce(g, DT_OP_norm, val, 0, NULL, false),
-                     dt_b2(g, DT_OP_add, dt_reduce(g, DT_OP_norm, next, 0, NULL, false), dt_scalar(g, 1e-6, DT_F32))));
-  dt_b2(g, DT_OP_assign, val, dt_b2(g, DT_OP_sub, val, by));
+    by = dt_build2(at, DT_OP_mul, by,
+                   dt_build2(at, DT_OP_div, dt_build_reduce(at, DT_OP_norm, val, 0, NULL, false),
+                             dt_build2(at, DT_OP_add, dt_build_reduce(at, DT_OP_norm, next, 0, NULL, false),
+                                       dt_build_scalar(at, 1e-6, DT_F32))));
+  dt_build2(at, DT_OP_assign, val, dt_build2(at, DT_OP_sub, val, by));
 }
-static inline dt_status net_ask(void *ctx, dt_graph *g, dt_question q, const dt_val *scaled, dt_err *e) {
+static inline dt_status net_ask(void *ctx, const dt_build *b, dt_question q, const dt_val *scaled, dt_err *e) {
   (void)e;
-  for (int i = 0; q == DT_ASK_UPDATE && i < g->param.n; i++)
-    if (scaled[i] >= 0) net_optimizer(g, i, scaled[i], ((const net_job *)ctx)->what);
+  dt_build at = *b;
+  for (int i = 0; q == DT_ASK_UPDATE && i < b->g->param.n; i++)
+    if (scaled[i] >= 0) net_optimizer(&at, i, scaled[i], ((const net_job *)ctx)->what);
   return DT_OK;
 }
 static inline dt_status net_keep(void *ctx, const dt_graph *g, int param, dt_keeping *out, dt_err *e) {
@@ -156,18 +163,21 @@ static inline dt_spec net_spec(const net_job *j, int rank) {
 }
 
 /* ---- the passes, one by one ---- */
+static inline dt_status net_question(dt_graph *g, const dt_spec *s, dt_question q, const dt_compiled *c, dt_err *e) {
+  const dt_build b = dt_build_at(g, q == DT_ASK_UPDATE ? DT_UPD : DT_FWD);
+  return q == DT_ASK_NONE || !s->verbs.ask ? DT_OK : s->verbs.ask(s->verbs.ctx, &b, q, c->scaled, e);
+}
 /* Takes g through the passes of the table up to the level `until`, with the verifier behind each. c: as dt_compile has it. */
 static inline dt_status net_pass(dt_graph *g, const dt_spec *s, dt_compiled *c, dt_level until, dt_err *e) {
   if (!c->slot) {
     c->slot = dt_xalloc(sizeof *c->slot * 16);
     c->scaled = dt_xalloc(sizeof *c->scaled * (size_t)(g->param.n + 1));
   }
-  const dt_verbs *v = &s->verbs;
 #define PASS(name, to, training, before, after, call)                                                           \
   if (DT_##to <= until && g->level < DT_##to && (s->train || !(training))) {                                    \
-    if (DT_ASK_##before != DT_ASK_NONE && v->ask) DT_TRY(v->ask(v->ctx, g, DT_ASK_##before, c->scaled, e));     \
+    DT_TRY(net_question(g, s, DT_ASK_##before, c, e));                                                          \
     DT_TRY(call);                                                                                               \
-    if (DT_ASK_##after != DT_ASK_NONE && v->ask) DT_TRY(v->ask(v->ctx, g, DT_ASK_##after, c->scaled, e));       \
+    DT_TRY(net_question(g, s, DT_ASK_##after, c, e));                                                           \
     DT_TRY(DT_##to == DT_ADDRESSED ? dt_memory_check(g, c->bytes, c->workspace, c->slot, e) : dt_verify(g, e)); \
   }
 #include "pass/passes.def"

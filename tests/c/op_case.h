@@ -7,7 +7,7 @@
 typedef struct op_case {
   int op, nin;
   dt_type in[16];
-  dt_attr attr[DT_MAX_ATTR];
+  dt_attrs a;
 } op_case;
 
 /* "f32[2,3]" */
@@ -28,7 +28,7 @@ static inline bool type_parse(const char *s, dt_type *t) {
   return true;
 }
 
-static inline bool attr_parse(int op, const char *word, dt_attr *attr) {
+static inline bool attr_parse(int op, const char *word, dt_attrs *attrs) {
   char name[24];
   size_t n = strcspn(word, "=");
   if (!word[n] || n >= sizeof name) return false;
@@ -36,7 +36,7 @@ static inline bool attr_parse(int op, const char *word, dt_attr *attr) {
   name[n] = 0;
   const dt_attr_spec *s = dt_op_attr(op, name);
   if (!s) return false;
-  dt_attr *a = &attr[s->slot];
+  dt_attr *a = &attrs->slot[s->slot];
   char *p = (char *)word + n + 1;
   if (s->kind == 'f') a->f = strtod(p, NULL);
   else if (s->kind == 'd') a->i = dt_dtype_parse(p);
@@ -56,9 +56,9 @@ static inline bool op_case_parse(const char *text, op_case *c) {
     if (!c->op) {
       c->op = dt_op_find(w);
       if (!c->op) return false;
-      dt_op_defaults(c->op, c->attr);
+      dt_op_defaults(c->op, &c->a);
     } else if (strchr(w, '=')) {
-      if (!attr_parse(c->op, w, c->attr)) return false;
+      if (!attr_parse(c->op, w, &c->a)) return false;
     } else if (!type_parse(w, &c->in[c->nin++])) return false;
   }
   return c->op != 0;

@@ -169,7 +169,7 @@ static inline void ranks_meet(ranks_one *const *in, int n) {
   for (int i = 0; i < n; i++) {
     const dt_node *x = node[i];
     const dt_attr_spec *spec = dt_op_attr(x->op, "red");
-    int red = spec ? (int)x->attr[spec->slot].i : 0;
+    int red = spec ? (int)x->a.slot[spec->slot].i : 0;
     int64_t made = dt_numel(dt_type_of(in[i]->g, x->out[0])), block = len[i] / n;
     for (int64_t k = 0; k < made; k++) {
       int64_t at = x->op == DT_OP_reduce_scatter ? i * made + k : k;

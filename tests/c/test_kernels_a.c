@@ -88,7 +88,7 @@ static void call(int op, int nin, const dt_view *in, int nout, const dt_view *ou
   for (int o = 0; o < nout; o++) before[o] = get_mem(span(&out[o])), memcpy(before[o], out[o].p, span(&out[o]));
   for (int k = 0; k < 3; k++) {
     dt_call c = {.nin = nin, .nout = nout, .in = in, .vm = vm, .flags = flags, .pool = pools[k], .tick = &tick};
-    if (attr) memcpy(c.attr, attr, sizeof c.attr);
+    if (attr) memcpy(&c.a, attr, sizeof c.a);
     for (int o = 0; o < nout; o++) {
       c.out[o] = out[o];
       if (k) memcpy(out[o].p, before[o], span(&out[o]));

@@ -66,7 +66,7 @@ static void call(int op, int nin, const dt_view *in, int nout, const dt_view *ou
   }
   for (int k = 0; k < 3; k++) {
     dt_call c = {.nin = nin, .nout = nout, .in = in, .vm = vm, .flags = flags, .pool = pools[k]};
-    memcpy(c.attr, attr, sizeof c.attr);
+    memcpy(&c.a, attr, sizeof c.a);
     for (int o = 0; o < nout; o++) c.out[o] = out[o], memcpy(out[o].p, before[o], (size_t)dt_nbytes(&out[o].t));
     const dt_kernel *f = &table[op];
     c.ws_bytes = f->workspace ? f->workspace(&c, k + 1) : 0;

@@ -2,7 +2,7 @@
  * outside of their root are caught, each by its name. */
 #include "t.h"
 
-#include "pass/pass.h"
+#include "pass/memory.h"
 
 /* x -> y = x x -> z = y y -> w = z + y, the output: y lives until w is made, so no two of y, z, w may share memory */
 typedef struct chain {
@@ -39,8 +39,42 @@ static void refused(chain *c, const char *text) {
   dt_graph_fini(&c->g);
 }
 
+/* The lowest offset that is free over the life of l[i], by trying the end of each of those before it. */
+static int64_t lowest(const dt_life *l, int i) {
+  int64_t best = INT64_MAX;
+  for (int c = -1; c < i; c++) {
+    int64_t at = c < 0 ? 0 : l[c].at + l[c].bytes;
+    bool is_free = true;
+    for (int k = 0; k < i; k++)
+      if (l[k].from <= l[i].to && l[i].from <= l[k].to && l[k].at < at + l[i].bytes && at < l[k].at + l[k].bytes)
+        is_free = false;
+    if (is_free && at < best) best = at;
+  }
+  return best;
+}
+
 T_BEGIN
 chain c;
+T_TEST ("each life gets the lowest offset that is free, the largest first") {
+  enum { N = 300 };
+  dt_life l[N];
+  uint64_t r = 7;
+  for (int round = 0; round < 4; round++) {
+    for (int i = 0; i < N; i++) {
+      r = r * 6364136223846793005u + 1442695040888963407u;
+      int from = (int)(r >> 33) % 200, len = (int)(r >> 40) % (round ? 12 : 90);
+      l[i] = (dt_life){i, from, from + len, 64 * (int64_t)((r >> 50) % 9), -1};
+    }
+    int64_t total = dt_pack_by_size(l, N), top = 0;
+    for (int i = 0; i < N; i++) {
+      T_CHECK(!i || l[i].bytes <= l[i - 1].bytes);
+      T_CHECK(l[i].at == lowest(l, i));
+      if (l[i].at + l[i].bytes > top) top = l[i].at + l[i].bytes;
+    }
+    T_CHECK(total == top);
+    T_CHECK(dt_pack_best(l, N) <= total);
+  }
+}
 T_TEST ("what the memory pass plans is accepted") {
   dt_err e = {0};
   plan(&c);

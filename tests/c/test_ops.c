@@ -126,7 +126,7 @@ static double uniform(void) { /* 0 to 1 */
 /* ids stay below this */
 static int64_t id_limit(const op_case *c) {
   if (c->op == DT_OP_embedding) return c->in[1].dim[0];
-  if (c->op == DT_OP_gather) return c->in[0].dim[c->attr[0].i < 0 ? c->attr[0].i + c->in[0].nd : c->attr[0].i];
+  if (c->op == DT_OP_gather) return c->in[0].dim[c->a.gather.dim < 0 ? c->a.gather.dim + c->in[0].nd : c->a.gather.dim];
   if (c->op == DT_OP_cross_entropy) return c->in[0].dim[c->in[0].nd - 1];
   return 2;
 }
@@ -138,6 +138,7 @@ static bool wants_gradient(const op_case *c, int i) {
 
 typedef struct bench {
   dt_graph g;
+  dt_build build; /* of forward nodes */
   op_case c;
   dt_val in[16];
   dt_nid forward;        /* nodes of the forward graph */
@@ -147,20 +148,21 @@ typedef struct bench {
 /* sum(v * random constant) */
 static dt_val weighted_sum(bench *b, dt_val v) {
   dt_type t = *dt_type_of(&b->g, v);
-  dt_val w = dt_leaf(&b->g, DT_OP_buffer, &t, NULL);
+  dt_val w = dt_build_leaf(&b->build, DT_OP_buffer, &t, NULL);
   dt_vec_push(&b->weight, w);
-  return dt_reduce(&b->g, DT_OP_sum, dt_b2(&b->g, DT_OP_mul, v, w), 0, NULL, false);
+  return dt_build_reduce(&b->build, DT_OP_sum, dt_build2(&b->build, DT_OP_mul, v, w), 0, NULL, false);
 }
 
 static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
   dt_graph *g = &b->g;
   *b = (bench){.c = *c};
   dt_graph_init(g);
+  b->build = dt_build_at(g, DT_FWD);
   g->plain_grad = true;
   dt_val loss = -1, out[DT_MAX_OUT];
   for (int i = 0; i < c->nin; i++) {
     bool p = wants_gradient(c, i);
-    b->in[i] = dt_leaf(g, p ? DT_OP_param : DT_OP_buffer, &c->in[i], NULL);
+    b->in[i] = dt_build_leaf(&b->build, p ? DT_OP_param : DT_OP_buffer, &c->in[i], NULL);
     if (!p) continue;
     dt_param q = {.name = "x",
                   .val = b->in[i],
@@ -172,15 +174,14 @@ static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
                   .compute = -1};
     dt_vec_push(&g->param, q);
     dt_val s = weighted_sum(b, b->in[i]);
-    loss = loss < 0 ? s : dt_b2(g, DT_OP_add, loss, s);
+    loss = loss < 0 ? s : dt_build2(&b->build, DT_OP_add, loss, s);
   }
-  DT_TRY(dt_node_add(g, c->op, b->in, c->nin, c->attr, out, e));
+  DT_TRY(dt_build_node(&b->build, c->op, b->in, c->nin, &c->a, out, e));
   int nout = dt_op(c->op)->flags & (OP_VIEW | OP_GRADS) ? g->node.p[g->node.n - 1].nout : 1;
   for (int o = 0; o < nout; o++)
     if (o != 1)
-      loss = dt_b2(
-          g, DT_OP_add, loss,
-          dt_cast(g, weighted_sum(b, out[o]), dt_type_of(g, loss)->dtype)); /* one missing gradient of a split */
+      loss = dt_build2(&b->build, DT_OP_add, loss,
+          dt_build_cast(&b->build, weighted_sum(b, out[o]), dt_type_of(g, loss)->dtype)); /* one missing gradient of a split */
   g->loss = loss;
   b->forward = g->node.n;
   DT_TRY(dt_pass_grad(g, e));

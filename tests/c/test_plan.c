@@ -13,19 +13,18 @@
 enum { IN = 6, HID = 5, OUT = 3, SAMPLES = 23 };
 static dt_ctx *ctx;
 
-static dt_val op1(dt_graph *g, int op, dt_val a) { return dt_b1(g, op, a); }
-
 /* x -> linear -> gelu -> linear -> mean((y - t)^2), SGD; two parameters share a group, one is used twice when `tied` */
 static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   dt_graph *g = dt_xalloc(sizeof *g);
   dt_graph_init(g);
   if (mesh) g->mesh = *mesh;
   g->rows = rows;
-  g->file = "mlp.lua", g->line = 1;
+  dt_build b = dt_build_at(g, DT_FWD);
+  b.at.file = "mlp.lua", b.at.line = 1;
   dt_type tx = dt_type_make(DT_F32, 2, (int64_t[]){rows, IN}),
           ty = dt_type_make(DT_F32, 2, (int64_t[]){rows, tied ? IN : OUT});
-  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")},
-           iy = {"targets", dt_leaf(g, DT_OP_input, &ty, "targets")};
+  dt_input ix = {"inputs", dt_build_leaf(&b, DT_OP_input, &tx, "inputs")},
+           iy = {"targets", dt_build_leaf(&b, DT_OP_input, &ty, "targets")};
   dt_vec_push(&g->input, ix);
   dt_vec_push(&g->input, iy);
   const char *name[4] = {"up.weight", "up.bias", "down.weight", "down.bias"};
@@ -35,7 +34,7 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   dt_val p[4];
   for (int i = 0; i < 4; i++) {
     if (tied && i == 2) continue;
-    p[i] = dt_leaf(g, DT_OP_param, &tp[i], name[i]);
+    p[i] = dt_build_leaf(&b, DT_OP_param, &tp[i], name[i]);
     dt_param q = {.name = name[i],
                   .val = p[i],
                   .grad = -1,
@@ -46,16 +45,14 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
                   .flat = -1};
     dt_vec_push(&g->param, q);
   }
-  if (tied) p[2] = dt_permute(g, p[0], (int[]){1, 0});
-  dt_attr bias[DT_MAX_ATTR];
-  dt_op_defaults(DT_OP_linear, bias);
-  bias[0].i = 1;
-  dt_val h = dt_bn(g, DT_OP_linear, (dt_val[]){ix.val, p[0], p[1]}, 3, bias);
-  h = op1(g, DT_OP_gelu, h);
-  dt_val w2 = tied ? op1(g, DT_OP_copy, p[2]) : p[2];
-  dt_val y = dt_bn(g, DT_OP_linear, (dt_val[]){h, w2, p[3]}, 3, bias);
-  dt_val d = dt_b2(g, DT_OP_sub, y, iy.val);
-  g->loss = dt_reduce(g, DT_OP_mean, op1(g, DT_OP_square, d), 0, NULL, false);
+  if (tied) p[2] = dt_build_permute(&b, p[0], (int[]){1, 0});
+  const dt_attrs bias = {.linear.bias = true};
+  dt_val h = dt_build_op(&b, DT_OP_linear, (dt_val[]){ix.val, p[0], p[1]}, 3, &bias);
+  h = dt_build1(&b, DT_OP_gelu, h);
+  dt_val w2 = tied ? dt_build1(&b, DT_OP_copy, p[2]) : p[2];
+  dt_val y = dt_build_op(&b, DT_OP_linear, (dt_val[]){h, w2, p[3]}, 3, &bias);
+  dt_val d = dt_build2(&b, DT_OP_sub, y, iy.val);
+  g->loss = dt_build_reduce(&b, DT_OP_mean, dt_build1(&b, DT_OP_square, d), 0, NULL, false);
   return g;
 }
 
@@ -64,27 +61,26 @@ static dt_graph *cnn(int64_t rows) {
   dt_graph *g = dt_xalloc(sizeof *g);
   dt_graph_init(g);
   g->rows = rows;
-  g->file = "cnn.lua", g->line = 1;
+  dt_build b = dt_build_at(g, DT_FWD);
+  b.at.file = "cnn.lua", b.at.line = 1;
   dt_type tx = dt_type_make(DT_F32, 4, (int64_t[]){rows, 2, 9, 9}),
           tw[2] = {dt_type_make(DT_F32, 4, (int64_t[]){4, 2, 3, 3}), dt_type_make(DT_F32, 4, (int64_t[]){3, 4, 3, 3})};
-  dt_input ix = {"inputs", dt_leaf(g, DT_OP_input, &tx, "inputs")};
+  dt_input ix = {"inputs", dt_build_leaf(&b, DT_OP_input, &tx, "inputs")};
   dt_vec_push(&g->input, ix);
-  dt_attr a[DT_MAX_ATTR];
-  dt_op_defaults(DT_OP_conv2d, a);
   dt_val y = ix.val;
   for (int i = 0; i < 2; i++) {
     const char *name = i ? "second" : "first";
     dt_param w = {.name = name,
-                  .val = dt_leaf(g, DT_OP_param, &tw[i], name),
+                  .val = dt_build_leaf(&b, DT_OP_param, &tw[i], name),
                   .grad = -1,
                   .trainable = true,
                   .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5},
                   .compute = -1,
                   .flat = -1};
     dt_vec_push(&g->param, w);
-    y = op1(g, DT_OP_relu, dt_bn(g, DT_OP_conv2d, (dt_val[]){y, w.val}, 2, a));
+    y = dt_build1(&b, DT_OP_relu, dt_build_op(&b, DT_OP_conv2d, (dt_val[]){y, w.val}, 2, NULL));
   }
-  g->loss = dt_reduce(g, DT_OP_mean, op1(g, DT_OP_square, y), 0, NULL, false);
+  g->loss = dt_build_reduce(&b, DT_OP_mean, dt_build1(&b, DT_OP_square, y), 0, NULL, false);
   return g;
 }
 
@@ -94,11 +90,12 @@ static dt_status train_plan(dt_graph *g, dt_spec s, int64_t rows, const dt_layou
   DT_TRY(dt_pass_grad(g, e));
   DT_TRY(dt_pass_update(g, &s, scaled, e));
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
-  dt_hyper lr = {.name = "lr", .kind = DT_HY_LR, .val = dt_leaf(g, DT_OP_hyper, &f64, "lr")};
+  dt_build b = dt_build_at(g, DT_UPD);
+  dt_hyper lr = {.name = "lr", .kind = DT_HY_LR, .val = dt_build_leaf(&b, DT_OP_hyper, &f64, "lr")};
   dt_vec_push(&g->hyper, lr);
   for (int i = 0; i < g->param.n; i++) {
-    dt_val next = dt_b2(g, DT_OP_sub, g->param.p[i].val, dt_b2(g, DT_OP_mul, scaled[i], lr.val));
-    dt_b2(g, DT_OP_assign, g->param.p[i].val, next);
+    dt_val next = dt_build2(&b, DT_OP_sub, g->param.p[i].val, dt_build2(&b, DT_OP_mul, scaled[i], lr.val));
+    dt_build2(&b, DT_OP_assign, g->param.p[i].val, next);
   }
   return dt_plan_build(g, &s, rows, out, e);
 }

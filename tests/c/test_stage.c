@@ -10,7 +10,8 @@ static dt_err e;
 enum { MOST = 1000 };
 
 /* ---- graphs ---- */
-static dt_val parameter(dt_graph *g, const char *name) {
+static dt_val parameter(dt_build *b, const char *name) {
+  dt_graph *g = b->g;
   dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){64, 64});
   dt_param p = {.name = dt_arena_strdup(&g->mem, name),
                 .grad = -1,
@@ -18,12 +19,12 @@ static dt_val parameter(dt_graph *g, const char *name) {
                 .counted = true,
                 .compute = -1,
                 .flat = -1};
-  p.val = dt_leaf(g, DT_OP_param, &t, p.name);
+  p.val = dt_build_leaf(b, DT_OP_param, &t, p.name);
   dt_vec_push(&g->param, p);
   return p.val;
 }
-static dt_val layer(dt_graph *g, dt_val x, dt_val w) {
-  return dt_b1(g, DT_OP_tanh, dt_bn(g, DT_OP_linear, (dt_val[]){x, w}, 2, NULL));
+static dt_val layer(dt_build *b, dt_val x, dt_val w) {
+  return dt_build1(b, DT_OP_tanh, dt_build_op(b, DT_OP_linear, (dt_val[]){x, w}, 2, NULL));
 }
 
 enum {
@@ -36,24 +37,26 @@ static dt_graph *net(int ranks, int layers, int what, int blocks) {
   dt_graph *g = dt_xalloc(sizeof *g);
   dt_graph_init(g);
   g->mesh = (dt_mesh){.naxes = 1, .name = {"depth"}, .size = {ranks}, .role = {DT_AXIS_STAGES}};
-  g->rows = 4, g->file = "net.lua", g->line = 1;
+  g->rows = 4;
+  dt_build build = dt_build_at(g, DT_FWD), *b = &build;
+  b->at.file = "net.lua", b->at.line = 1;
   dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){4, 64});
-  dt_val x = dt_leaf(g, DT_OP_input, &t, "inputs"), skip = -1, first = -1, mask = x;
+  dt_val x = dt_build_leaf(b, DT_OP_input, &t, "inputs"), skip = -1, first = -1, mask = x;
   dt_vec_push(&g->input, ((dt_input){"inputs", x}));
-  for (int i = 0; i < 64 && what & MASK; i++) mask = dt_b2(g, DT_OP_add, dt_b2(g, DT_OP_mul, mask, mask), mask);
+  for (int i = 0; i < 64 && what & MASK; i++) mask = dt_build2(b, DT_OP_add, dt_build2(b, DT_OP_mul, mask, mask), mask);
   for (int i = 0; i < layers; i++) {
     char name[16];
     snprintf(name, sizeof name, "w%d", i);
-    g->block = (int16_t)(blocks ? i / blocks : -1);
-    dt_val w = what & TIED && i == layers - 1 ? first : parameter(g, name);
+    b->at.block = (int16_t)(blocks ? i / blocks : -1);
+    dt_val w = what & TIED && i == layers - 1 ? first : parameter(b, name);
     if (!i) first = w;
-    x = layer(g, x, w);
+    x = layer(b, x, w);
     if (i == 0) skip = x;
-    if (i == 2 && what & SKIP) x = dt_b2(g, DT_OP_add, x, skip);
-    if (what & MASK) x = dt_b2(g, DT_OP_mul, x, mask);
+    if (i == 2 && what & SKIP) x = dt_build2(b, DT_OP_add, x, skip);
+    if (what & MASK) x = dt_build2(b, DT_OP_mul, x, mask);
   }
-  g->block = -1;
-  g->loss = dt_reduce(g, DT_OP_mean, dt_b1(g, DT_OP_square, x), 0, NULL, false);
+  b->at.block = -1;
+  g->loss = dt_build_reduce(b, DT_OP_mean, dt_build1(b, DT_OP_square, x), 0, NULL, false);
   return g;
 }
 
@@ -70,8 +73,9 @@ static dt_status cut(dt_graph *g, int rank, const dt_stages *map, const char *co
   e = (dt_err){0};
   DT_TRY(dt_pass_grad(g, &e));
   DT_TRY(dt_pass_update(g, &s, scaled, &e));
+  dt_build at = dt_build_at(g, DT_UPD), *b = &at;
   for (int i = 0; i < g->param.n; i++)
-    dt_b2(g, DT_OP_assign, g->param.p[i].val, dt_b2(g, DT_OP_sub, g->param.p[i].val, scaled[i]));
+    dt_build2(b, DT_OP_assign, g->param.p[i].val, dt_build2(b, DT_OP_sub, g->param.p[i].val, scaled[i]));
   DT_TRY(dt_pass_precision(g, &s, &e));
   DT_TRY(dt_pass_recompute(g, &s, &e));
   DT_TRY(dt_pass_stage(g, &s, l, &e));
