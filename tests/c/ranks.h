@@ -35,10 +35,15 @@ typedef struct ranks {
 static inline int64_t ranks_global(const dt_mesh *m, const dt_param *p, int rank, const dt_type *local, int64_t k) {
   int64_t at[DT_MAX_DIM] = {0}, size[DT_MAX_DIM], whole = 0;
   for (int d = local->nd - 1; d >= 0; d--) at[d] = k % local->dim[d], k /= local->dim[d], size[d] = local->dim[d];
-  for (int i = p->ncut - 1; i >= 0; i--) { /* an axis cuts what those before it have left */
-    int d = p->cut[i].dim;
-    at[d] += dt_mesh_coord(m, rank, p->cut[i].axis) * size[d];
-    size[d] *= m->size[p->cut[i].axis];
+  for (int i = p->ncut - 1; i >= 0; i--) { /* an axis cuts what those before it have left, in each segment of the dim */
+    int d = p->cut[i].dim, n = m->size[p->cut[i].axis], s = 0;
+    const dt_segs *segs = &p->cut[i].segs;
+    int64_t all = 0, begin = 0; /* of the segment, in the part */
+    for (int q = 0; q < segs->n; q++) all += segs->size[q];
+    int64_t parts = all / size[d]; /* in which each segment is cut by now */
+    while (s + 1 < segs->n && at[d] >= begin + segs->size[s] / parts) begin += segs->size[s++] / parts;
+    at[d] += begin * (n - 1) + dt_mesh_coord(m, rank, p->cut[i].axis) * (segs->size[s] / parts);
+    size[d] *= n;
   }
   for (int d = 0; d < local->nd; d++) whole = whole * size[d] + at[d];
   return whole;
