@@ -167,13 +167,13 @@ static int l_barrier(lua_State *L) {
   return 0;
 }
 
+/* unplanned() -> how many collectives of this process were of no plan and of no call of the script's */
+static int l_unplanned(lua_State *L) { return lua_pushinteger(L, dt_ctx_unplanned(dtl_ctx(L))), 1; }
+
 void dtl_open_comm(lua_State *L) {
-  static const luaL_Reg fn[] = {{"all_reduce", l_all_reduce},
-                                {"all_gather", l_all_gather},
-                                {"reduce_scatter", l_reduce_scatter},
-                                {"all_to_all", l_all_to_all},
-                                {"broadcast", l_broadcast},
-                                {"barrier", l_barrier},
-                                {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"all_reduce", l_all_reduce},         {"all_gather", l_all_gather},
+                                {"reduce_scatter", l_reduce_scatter}, {"all_to_all", l_all_to_all},
+                                {"broadcast", l_broadcast},           {"barrier", l_barrier},
+                                {"unplanned", l_unplanned},           {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
 }

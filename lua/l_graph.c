@@ -306,7 +306,7 @@ static int g_unclipped(lua_State *L) {
     dtl_fail(L, "%s needs a parameter that gets a gradient, after graph:update()", fn);
   dt_val grad = p->grad;
   for (int i = 0; i < b->g->hyper.n; i++)
-    if (b->g->hyper.p[i].kind == DT_HY_INV_COUNT)
+    if (b->g->hyper.p[i].kind == DT_HY_UNSCALE)
       return dtl_push_symbol(L, 1, dt_build2(&b->build, DT_OP_mul, grad, dt_build_cast(&b->build, b->g->hyper.p[i].val, DT_F32))), 1;
   dtl_fail(L, "%s: the graph has no count", fn);
 }

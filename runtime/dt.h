@@ -23,6 +23,7 @@ void dt_ctx_alone_close(dt_ctx *a);
 dt_status dt_ctx_threads(dt_ctx *c, dt_ctx *alone, int threads, dt_err *e);
 void dt_ctx_set_seed(dt_ctx *c, dt_ctx *alone, uint64_t seed);
 dt_comm *dt_ctx_world(const dt_ctx *c);
+int64_t dt_ctx_unplanned(const dt_ctx *c); /* collectives of this process so far that were of no plan; a step has none */
 int dt_ctx_nthreads(const dt_ctx *c);
 uint64_t dt_ctx_seed(const dt_ctx *c);
 /* A spec's workspace callback for this device. */

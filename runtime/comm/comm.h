@@ -47,6 +47,7 @@ struct dt_comm {
   int hosts;
   bool oversubscribed; /* more ranks than cores on this host: waits yield */
   bool planned;        /* the call in progress is one of a plan that the ranks have compared (job.c) */
+  int64_t unplanned;   /* collectives so far that were of none */
 };
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e);

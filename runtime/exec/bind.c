@@ -111,13 +111,14 @@ static void bind_ends(dt_exec *x, int k) {
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
+  b->total = g->total >= 0 ? dt_exec_view(x, k, g->total).p : NULL;
 }
 
-/* A planted fault leaves the first collective out that runs once a step, or in each microbatch. */
+/* A planted fault leaves the first collective of gradients out that runs once a step, or the first that runs in each microbatch. */
 static void plant(dt_exec *x, int seg, bound *q, bool *planted) {
   bool once = q->ins->flags & DT_NODE_LAST_MICRO;
   if (*planted || q->ins->kind != DT_I_COMM || seg == DT_SEG_PRE || seg == DT_SEG_UPD ||
-      x->fault != (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
+      (once && q->ins->phase == DT_FWD) || x->fault != (once ? DT_FAULT_SKIP_REDUCE : DT_FAULT_SKIP_PLACE))
     return;
   q->job.n = 0, *planted = true;
 }
@@ -137,8 +138,8 @@ static dt_status bind_segment(dt_exec *x, int k, int s, bool *planted, dt_err *e
     q->slotted = -1;
     for (int j = 0; j < ins->nin + ins->nout && q->slotted < 0; j++)
       if (ins->addr[j].slot) q->slotted = b->nslotted[s]++;
-    for (int j = 0; norm && j < ins->nout && ins->kind != DT_I_WAIT; j++)
-      if (q->launch.call.out[j].p == norm) b->norm_at = i + 1;
+    for (int j = 0; s == DT_SEG_UPD && j < ins->nout && ins->kind != DT_I_WAIT; j++)
+      if ((norm && q->launch.call.out[j].p == norm) || q->launch.call.out[j].p == b->total) b->told_at = i + 1;
   }
   int others = x->pipe && s >= DT_SEG_FIXED ? x->pipe->slots[chunk] - 1 : 0;
   if (others <= 0 || !b->nslotted[s]) return DT_OK;

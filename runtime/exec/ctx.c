@@ -37,6 +37,12 @@ dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt
   return DT_OK;
 }
 
+int64_t dt_ctx_unplanned(const dt_ctx *c) {
+  int64_t n = c->comm->unplanned;
+  for (const struct dt_ctx_group *k = c->groups; k; k = k->next) n += k->comm ? k->comm->unplanned : 0;
+  return n;
+}
+
 void dt_ctx_close_groups(dt_ctx *c) {
   for (struct dt_ctx_group *k = c->groups, *next; k; k = next) {
     next = k->next;

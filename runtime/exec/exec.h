@@ -33,12 +33,13 @@ typedef struct bound_plan {
   char *persist;    /* this plan's own inputs, scalars and outputs */
   int64_t *samples; /* [rows] what tick->sample points to */
   dt_view *input, *output;
-  double *stats;      /* f64[2] in the device's memory, or NULL */
+  double *stats;      /* f64[2] of a microbatch, in the device's memory; NULL: none */
+  double *total;      /* f64[2] of the step and all ranks, when the update has come to it; NULL: none */
   const char **field; /* names of inputs */
   double *hyper;      /* [hypers] on the host: what the device has */
   bool own_pre;       /* what it does before a step is not what the first plan does */
   bool fresh;         /* in this evaluation it has done what comes once before the microbatches */
-  int norm_at;        /* UPD instructions up to and including the gradient norm */
+  int told_at;        /* UPD instructions up to and including what the executor reads: the totals, the gradient norm */
 } bound_plan;
 /* A persistent tensor. */
 typedef struct dt_kept {
@@ -105,7 +106,7 @@ struct dt_exec {
   dt_kept *kept; /* [names] */
   struct {       /* the step under way */
     dt_batch batch;
-    double begun, stats[2];
+    double begun;
     int64_t start, micro_start; /* for the trace */
     int micro, micros;          /* the microbatch at hand; how many this rank takes part in */
     bound_plan *plan;           /* of that microbatch */
@@ -117,7 +118,7 @@ struct dt_exec {
   dt_trace *trace;    /* NULL: none */
   bool tracing;       /* this step is in it */
   int64_t trace_step; /* its number there */
-  bool tells;         /* its loss, statistics and metrics are the ones that count: once for each part of the data */
+  bool tells;         /* its metrics are the ones that count: once for each part of the data */
   dt_comm *replicas;  /* ranks that have the same part of the model: they differ on axes of samples alone */
 };
 
@@ -167,7 +168,7 @@ dt_status dt_exec_diagnose(dt_exec *x, dt_loader *l, const char *what, double va
 /* pipe.c: the step of a rank on the axis of stages */
 dt_status dt_pipe_new(dt_exec *x, char *rings, dt_err *e); /* rings: dt_plan_rings bytes, 64-byte aligned */
 void dt_pipe_free(dt_exec *x);
-dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e);
+dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, dt_err *e);
 dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *batch, const dt_dataset *ds, double *sums,
                        int nsums, dt_err *e);
 dt_status dt_pipe_send(dt_exec *x, bound_plan *b, const bound *q, dt_err *e);

@@ -228,15 +228,9 @@ static dt_status piece(dt_exec *x, bound_plan *b, const dt_action *a, int from, 
 }
 
 /* An action is over. */
-static dt_status ended(dt_exec *x, const bound_plan *b, const dt_action *a, int64_t start, double stats[2], dt_err *e) {
+static void ended(dt_exec *x, const dt_action *a, int64_t start) {
   static const char *const label[3] = {"F of chunk", "B of chunk", "W of chunk"};
-  const dt_graph *g = b->plan->g;
   if (x->tracing) dt_trace_span(x, label[(segment(a) - DT_SEG_FIXED) % 3], a->chunk, a->micro, start);
-  if (a->kind != 'F' || !b->stats || g->chunk_stage[a->chunk] != g->nstage - 1) return DT_OK;
-  double own[2];
-  DT_TRY(dt_dev_get(x->compute, own, b->stats, sizeof own, e));
-  stats[0] += own[0], stats[1] += own[1];
-  return DT_OK;
 }
 
 /* The first of the actions i..end that is a forward, or is none; end: there is no more. */
@@ -253,8 +247,7 @@ static int pause_at(const dt_segment *s, int at) {
 
 /* Actions i..end that run together: the forwards one after another, and so the rest; each side goes on when the other has started a
  * communication. A microbatch that only other replicas have (and micro -1, which no rank has) is here what all of them communicate. */
-static dt_status together(dt_exec *x, const dt_run *run, int i, int end, const dt_dataset *ds, double stats[2],
-                          dt_err *e) {
+static dt_status together(dt_exec *x, const dt_run *run, int i, int end, const dt_dataset *ds, dt_err *e) {
   const dt_batch *batch = x->pipe->batch;
   int cur[2] = {next_of(run, i, end, true), next_of(run, i, end, false)}, at[2] = {0, 0};
   int64_t start = x->tracing ? dt_trace_clock() : 0;
@@ -273,7 +266,7 @@ static dt_status together(dt_exec *x, const dt_run *run, int i, int end, const d
     }
     at[side] = to;
     if (to < s->ins.n) continue;
-    if (!none) DT_TRY(ended(x, b, a, start, stats, e));
+    if (!none) ended(x, a, start);
     cur[side] = next_of(run, cur[side] + 1, end, side == 0);
     at[side] = 0;
   }
@@ -292,7 +285,7 @@ static dt_status reduce_only(dt_exec *x, dt_err *e) {
   return DT_OK;
 }
 
-dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, double stats[2], dt_err *e) {
+dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, dt_err *e) {
   pipe *p = x->pipe;
   const dt_plan *main = x->b[0].plan;
   int micros = main->lockstep ? (int)batch->most : batch->nmicro;
@@ -312,7 +305,7 @@ dt_status dt_pipe_step(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, 
   DT_TRY(begin(x, main, batch, e));
   for (int i = 0, end; i < run->n; i = end) {
     for (end = i + 1; end < run->n && run->action[end].with;) end++;
-    DT_TRY(together(x, run, i, end, ds, stats, e));
+    DT_TRY(together(x, run, i, end, ds, e));
   }
   return finish(x, main, e);
 }
@@ -345,9 +338,9 @@ dt_status dt_pipe_eval(dt_exec *x, const int *numbers, int n, const dt_batch *ba
 dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *ds, const char *what, double value,
                            dt_err *e) {
   pipe *p = x->pipe;
-  double stats[2] = {0, 0}, none = 2 * x->b[0].plan->g->nstage + 1;
+  double none = 2 * x->b[0].plan->g->nstage + 1;
   p->look = true, p->bad = NULL, p->bad_at = 0;
-  DT_TRY(dt_pipe_step(x, batch, ds, stats, e));
+  DT_TRY(dt_pipe_step(x, batch, ds, e));
   DT_TRY(dt_exec_drain(x, e));
   p->look = false;
   double where = p->bad ? p->bad_at : none, least = where;

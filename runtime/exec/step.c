@@ -6,7 +6,13 @@
 
 #include <math.h>
 
-static void write_hypers(dt_exec *x, double inv_count) {
+/* What a step's sum of gradients is multiplied by, besides 1 / count. */
+static double unscale(const dt_exec *x) {
+  double by = x->o.nominal_count / x->state.loss_scale;
+  return x->fault == DT_FAULT_NO_MEAN ? by * x->ctx->comm->size : by;
+}
+
+static void write_hypers(dt_exec *x) {
   for (int k = 0; k < x->nplan; k++) {
     const dt_graph *g = x->b[k].plan->g;
     for (int i = 0; i < g->hyper.n; i++) {
@@ -16,7 +22,7 @@ static void write_hypers(dt_exec *x, double inv_count) {
       switch (h->kind) {
         case DT_HY_LR: now = x->lr[h->group < x->o.groups ? h->group : 0]; break;
         case DT_HY_T: now = (double)(x->state.updates + 1); break;
-        case DT_HY_INV_COUNT: now = inv_count; break;
+        case DT_HY_UNSCALE: now = unscale(x); break;
         case DT_HY_SEED_SCALE: now = x->state.loss_scale / x->o.nominal_count; break;
       }
       if (*p == now) continue; /* the device has it */
@@ -52,30 +58,9 @@ bound_plan *dt_exec_plan_for(dt_exec *x, int64_t rows) {
   return NULL;
 }
 
-/* running statistics: equal on all ranks after each step, as the mean over ranks */
-static dt_status share_buffers(dt_exec *x, dt_err *e) {
-  const dt_plan *p = x->b[0].plan;
-  dt_comm *c = x->replicas;
-  if (!c || c->size == 1) return DT_OK;
-  for (int s = DT_SEG_MICRO; s < p->nseg; s++)
-    for (int i = 0; s != DT_SEG_UPD && i < p->seg[s].ins.n; i++) {
-      const dt_instr *ins = &p->seg[s].ins.p[i];
-      for (int o = 0; o < ins->nout; o++)
-        for (int k = 0; k < p->g->buf.n; k++) {
-          const dt_value *v = &p->g->val.p[p->g->buf.p[k].val];
-          if (ins->addr[ins->nin + o].region != DT_REG_PERSIST || ins->addr[ins->nin + o].off != v->addr ||
-              v->region != DT_REG_PERSIST || !dt_is_float(v->t.dtype))
-            continue;
-          DT_TRY(c->vt->all_reduce(c, x->b[0].persist + v->addr, dt_numel(&v->t), v->t.dtype, DT_AVG, e));
-        }
-    }
-  return DT_OK;
-}
-
 dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   x->now.begun = dt_now();
   x->now.micro = 0;
-  x->now.stats[0] = x->now.stats[1] = 0;
   x->now.start = dt_trace_begins(x, x->state.step + 1) ? dt_trace_clock() : 0;
   DT_TRY(dt_loader_next(l, &x->now.batch, e));
   if (x->tracing) dt_trace_span(x, "next batch", -1, -1, x->now.start);
@@ -87,7 +72,7 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
     return DT_OK;
   }
   x->tick.step = x->state.step;
-  write_hypers(x, 0);
+  write_hypers(x);
   DT_TRY(dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e));
   for (int k = 1; k < x->nplan; k++) /* gradients that begin at zero in one plan and are overwritten in another */
     if (x->b[k].own_pre) DT_TRY(dt_exec_whole(x, &x->b[k], DT_SEG_PRE, true, true, e));
@@ -125,20 +110,11 @@ static int backward_at(const bound_plan *b) {
   return i;
 }
 
-/* Adds the microbatch's sum of losses and count to the step's; own: the two, 0 where the rank has no samples. */
-static dt_status add_stats(dt_exec *x, double own[2], dt_err *e) {
-  own[0] = own[1] = 0;
-  if (x->now.micro >= x->now.batch.nmicro) return DT_OK;
-  DT_TRY(dt_dev_get(x->compute, own, x->now.plan->stats, 2 * sizeof *own, e));
-  for (int i = 0; i < 2; i++) x->now.stats[i] += own[i];
-  return DT_OK;
-}
-
 dt_status dt_exec_forward(dt_exec *x, dt_loader *l, double *loss, double *count, dt_err *e) {
   DT_TRY(begin_micro(x, l, e));
   DT_TRY(piece(x, 0, backward_at(x->now.plan), e));
-  double own[2];
-  DT_TRY(add_stats(x, own, e));
+  double own[2] = {0};
+  if (x->now.micro < x->now.batch.nmicro) DT_TRY(dt_dev_get(x->compute, own, x->now.plan->stats, sizeof own, e));
   *count = own[1];
   *loss = own[1] > 0 ? own[0] / own[1] : 0;
   if (x->tracing) dt_trace_span(x, "forward of microbatch", x->now.micro, x->now.micro, x->now.micro_start);
@@ -158,28 +134,13 @@ dt_status dt_exec_step(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) 
   *info = (dt_step_info){.step = x->state.step, .norm = -1};
   DT_TRY(dt_exec_begin(x, l, &micros, e));
   if (!micros) return DT_OK; /* samples = 0 */
-  if (x->pipe) DT_TRY(dt_pipe_step(x, &x->now.batch, dt_loader_dataset(l), x->now.stats, e));
+  if (x->pipe) DT_TRY(dt_pipe_step(x, &x->now.batch, dt_loader_dataset(l), e));
   for (; x->now.micro < micros && !x->pipe; x->now.micro++) {
     DT_TRY(begin_micro(x, l, e));
     DT_TRY(piece(x, 0, x->now.plan->plan->seg[DT_SEG_MICRO].ins.n, e));
-    double own[2];
-    DT_TRY(add_stats(x, own, e));
     if (x->tracing) dt_trace_span(x, "microbatch", x->now.micro, x->now.micro, x->now.micro_start);
   }
   return dt_exec_finish(x, l, info, e);
-}
-
-/* The step's sum of losses and count over all ranks; running statistics equal on all of them. */
-static dt_status sum_up(dt_exec *x, dt_err *e) {
-  dt_comm *c = x->ctx->comm;
-  if (c->size == 1) return DT_OK;
-  int64_t start = x->tracing ? dt_trace_clock() : 0;
-  DT_TRY(dt_exec_drain(x, e));
-  if (x->tracing) dt_trace_span(x, "wait for gradients", -1, -1, start), start = dt_trace_clock();
-  if (!x->tells) x->now.stats[0] = x->now.stats[1] = 0;
-  DT_TRY(c->vt->all_reduce(c, x->now.stats, 2, DT_F64, DT_SUM, e));
-  if (x->tracing) dt_trace_span(x, "wait for the loss of all ranks", -1, -1, start);
-  return x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE ? DT_OK : share_buffers(x, e);
 }
 
 /* f16's loss scale: shrinks after `hysteresis` overflows, grows after a window without one, never below min_scale. */
@@ -198,22 +159,35 @@ static void adjust_scale(dt_exec *x, bool overflow) {
 }
 
 enum { MOST_SKIPS = 20 }; /* in a row, where a smaller scale cannot help */
-/* The update's instructions: up to the gradient's norm; then, unless it overflowed, the rest. */
-static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *info, dt_err *e) {
-  dt_comm *c = x->ctx->comm;
+/* What all ranks together have made of the step: its loss, count and gradient norm. An error about one that is not finite. */
+static dt_status read_totals(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
   bound_plan *main = &x->b[0];
   const dt_graph *g = main->plan->g;
+  double total[2];
+  DT_TRY(dt_dev_get(x->compute, total, main->total, sizeof total, e));
+  info->count = total[1];
+  if (main->plan->spec.replicas == DT_REPLICAS_ALONE) /* each has seen every sample */
+    info->count /= dt_mesh_count(&g->mesh, dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES));
+  info->loss = total[1] > 0 ? total[0] / total[1] : 0;
+  x->inv_count = total[1] > 0 ? unscale(x) / total[1] : 0;
+  if (!isfinite(info->loss)) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
+  if (g->norm < 0) return DT_OK;
+  const dt_value *v = &g->val.p[g->norm];
+  double norm;
+  DT_TRY(dt_dev_get(x->compute, &norm, main->persist + v->addr, dt_nbytes(&v->t), e));
+  info->norm = dt_get(&norm, v->t.dtype, 0);
+  if (!isfinite(info->norm) && main->plan->spec.precision != DT_F16)
+    return dt_exec_diagnose(x, l, "the gradient norm", info->norm, e);
+  return DT_OK;
+}
+
+/* The update's instructions: up to what tells how the step went; then, unless it overflowed, the rest. */
+static dt_status update(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
+  bound_plan *main = &x->b[0];
   bool f16 = main->plan->spec.precision == DT_F16;
-  int split = main->norm_at, n = main->plan->seg[DT_SEG_UPD].ins.n;
+  int split = main->told_at, n = main->plan->seg[DT_SEG_UPD].ins.n;
   DT_TRY(dt_exec_segment(x, main, DT_SEG_UPD, 0, split, true, true, false, 0, e));
-  if (g->norm >= 0) {
-    const dt_value *v = &g->val.p[g->norm];
-    double norm;
-    DT_TRY(dt_dev_get(x->compute, &norm, main->persist + v->addr, dt_nbytes(&v->t), e));
-    info->norm = dt_get(&norm, v->t.dtype, 0);
-    if (replicas > 1) DT_TRY(c->vt->all_reduce(c, &info->norm, 1, DT_F64, DT_MAX, e)); /* one skips: all skip */
-    if (!isfinite(info->norm) && !f16) return dt_exec_diagnose(x, l, "the gradient norm", info->norm, e);
-  }
+  DT_TRY(read_totals(x, l, info, e));
   info->skipped = f16 && !isfinite(info->norm);
   x->skips = info->skipped ? x->skips + 1 : 0;
   if (x->skips == MOST_SKIPS)
@@ -229,27 +203,18 @@ static dt_status update(dt_exec *x, dt_loader *l, int replicas, dt_step_info *in
 }
 
 dt_status dt_exec_finish(dt_exec *x, dt_loader *l, dt_step_info *info, dt_err *e) {
-  const dt_plan *main = x->b[0].plan;
   const dt_batch *batch = &x->now.batch;
-  double *stats = x->now.stats;
   *info = (dt_step_info){.step = x->state.step,
                          .norm = -1,
                          .epoch = batch->epoch,
                          .samples = batch->count,
                          .lr = x->lr[0],
                          .loss_scale = x->state.loss_scale};
-  DT_TRY(sum_up(x, e));
-  const dt_mesh *mesh = &main->g->mesh;
-  bool differ = main->spec.replicas != DT_REPLICAS_EQUAL;
-  int replicas = differ ? dt_mesh_count(mesh, dt_mesh_axes(mesh, DT_AXIS_SAMPLES)) : 1; /* that step by themselves */
-  info->count = main->spec.replicas == DT_REPLICAS_ALONE ? stats[1] / replicas : stats[1];
-  info->loss = stats[1] > 0 ? stats[0] / stats[1] : 0;
-  if (!isfinite(info->loss)) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
-  x->inv_count = stats[1] > 0 ? x->o.nominal_count / (stats[1] * x->state.loss_scale) : 0;
-  if (x->fault == DT_FAULT_NO_MEAN) x->inv_count *= x->ctx->comm->size;
-  write_hypers(x, x->inv_count);
   int64_t begun = x->tracing ? dt_trace_clock() : 0;
-  DT_TRY(update(x, l, replicas, info, e));
+  DT_TRY(dt_exec_drain(x, e)); /* plans of other sizes than the first's, whose update runs, may have others under way */
+  if (x->tracing) dt_trace_span(x, "wait for gradients", -1, -1, begun), begun = dt_trace_clock();
+  write_hypers(x);
+  DT_TRY(update(x, l, info, e));
   info->seconds = dt_now() - x->now.begun;
   if (x->tracing) {
     dt_trace_span(x, "update", -1, -1, begun);

@@ -52,6 +52,7 @@ static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
   fn(&g->loss, ctx);
   fn(&g->count, ctx);
   fn(&g->stats, ctx);
+  fn(&g->total, ctx);
   fn(&g->norm, ctx);
 }
 

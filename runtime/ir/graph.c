@@ -3,7 +3,7 @@
 
 void dt_graph_init(dt_graph *g) {
   *g = (dt_graph){
-      .loss = -1, .count = -1, .stats = -1, .norm = -1};
+      .loss = -1, .count = -1, .stats = -1, .total = -1, .norm = -1};
   dt_arena_init(&g->mem);
 }
 

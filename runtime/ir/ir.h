@@ -82,6 +82,7 @@ typedef enum dt_level {
   DT_RECOMPUTED,
   DT_STAGED,
   DT_REDUCED,
+  DT_TOTALLED,
   DT_FUSED,
   DT_BUCKETED,
   DT_ORDERED,
@@ -204,7 +205,7 @@ typedef struct dt_input {
 typedef enum {
   DT_HY_LR,
   DT_HY_T /* number of this update, 1-based */,
-  DT_HY_INV_COUNT /* nominal / (count * loss scale) */,
+  DT_HY_UNSCALE /* nominal count / loss scale: with 1 / count, what a sum of gradients is multiplied by */,
   DT_HY_SEED_SCALE /* loss scale / nominal count: seeds backward */
 } dt_hyper_kind;
 typedef struct dt_hyper {
@@ -286,7 +287,8 @@ typedef struct dt_graph {
   DT_VEC(dt_share) share;
   DT_VEC(dt_val) output; /* values that stay readable after a run (loss, metrics; results of a function) */
   dt_val loss, count;    /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
-  dt_val stats;          /* f64[2] per step: sum of loss*count, sum of counts */
+  dt_val stats;          /* f64[2] of a microbatch: loss * count, count */
+  dt_val total;          /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
   dt_val norm;           /* gradient norm, f32 scalar, or -1 */
   int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
   bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */

@@ -6,9 +6,9 @@
 
 #include "rules.h"
 
-const char *const dt_level_name[DT_NLEVEL] = {"traced",   "placed",     "differentiated", "updated", "pruned",
-                                              "precise",  "recomputed", "staged",         "reduced", "fused",
-                                              "bucketed", "ordered",    "addressed"};
+const char *const dt_level_name[DT_NLEVEL] = {"traced",  "placed",     "differentiated", "updated",  "pruned",
+                                              "precise", "recomputed", "staged",         "reduced",  "totalled",
+                                              "fused",   "bucketed",   "ordered",        "addressed"};
 const char *const dt_region_name[DT_NREG] = {
     "parameters",         "optimizer states", "gradients",  "communication buffers",
     "inputs and buffers", "activations",      "temporaries"};

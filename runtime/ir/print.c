@@ -105,6 +105,7 @@ void dt_print(const dt_graph *g, dt_str *s) {
   if (g->loss >= 0) dt_str_add(s, "loss %%%d\n", g->loss);
   if (g->count >= 0) dt_str_add(s, "count %%%d\n", g->count);
   if (g->stats >= 0) dt_str_add(s, "stats %%%d\n", g->stats);
+  if (g->total >= 0) dt_str_add(s, "total %%%d\n", g->total);
   if (g->norm >= 0) dt_str_add(s, "norm %%%d\n", g->norm);
   for (int i = 0; i < g->output.n; i++) dt_str_add(s, "output %%%d\n", g->output.p[i]);
 }

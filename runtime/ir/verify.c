@@ -17,7 +17,7 @@ static const span spans[] = {
     {DT_OP_all_gather, DT_TRACED, DT_ORDERED}, {DT_OP_all_to_all, DT_TRACED, DT_ORDERED},
     {DT_OP_broadcast, DT_PLACED, DT_ORDERED},  {DT_OP_fused, DT_FUSED, DT_ORDERED},
     {DT_OP_place, DT_TRACED, DT_TRACED},       {DT_OP_enter, DT_PLACED, DT_UPDATED},
-    {DT_OP_pack, DT_REDUCED, DT_ORDERED},      {DT_OP_assign, DT_TRACED, DT_REDUCED},
+    {DT_OP_pack, DT_REDUCED, DT_ORDERED},      {DT_OP_assign, DT_TRACED, DT_TOTALLED},
     {DT_OP_send, DT_STAGED, DT_ORDERED},       {DT_OP_recv, DT_STAGED, DT_ORDERED},
 };
 
@@ -168,6 +168,7 @@ static dt_status lists_ok(const dt_graph *g, dt_err *e) {
   REF(g->loss, "losses");
   REF(g->count, "counts");
   REF(g->stats, "statistics");
+  REF(g->total, "totals");
   REF(g->norm, "norms");
 #undef REF
   return DT_OK;

@@ -467,8 +467,8 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
   count_uses(&f);
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) f.kept[g->output.p[i]] = 1;
-  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = 0; i < 4; i++)
+  const dt_val also[5] = {g->loss, g->count, g->stats, g->total, g->norm};
+  for (int i = 0; i < 5; i++)
     if (also[i] >= 0) f.kept[also[i]] = 1;
   for (int i = 0; i < g->param.n; i++)
     if (g->param.p[i].compute >= 0) f.kept[g->param.p[i].compute] = 1;

@@ -105,8 +105,8 @@ static void mark(home *h) {
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) h->keep[g->val.p[g->output.p[i]].root] = 1;
   /* in a pipeline each microbatch in flight has a loss and a count of its own */
-  const dt_val also[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = g->chunks ? 2 : 0; i < 4; i++)
+  const dt_val also[5] = {g->loss, g->count, g->stats, g->total, g->norm};
+  for (int i = g->chunks ? 2 : 0; i < 5; i++)
     if (also[i] >= 0) h->keep[g->val.p[also[i]].root] = 1;
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];

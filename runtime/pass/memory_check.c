@@ -53,8 +53,8 @@ static void lifetimes(const dt_graph *g, life *l) {
     if (dt_op(n->op)->flags & OP_LEAF || n->phase == DT_PRE)
       for (int o = 0; o < n->nout; o++) l[g->val.p[n->out[o]].root].from = 0, l[g->val.p[n->out[o]].root].to = end;
   }
-  const dt_val kept[4] = {g->loss, g->count, g->stats, g->norm};
-  for (int i = g->chunks ? 2 : 0; i < 4; i++)
+  const dt_val kept[5] = {g->loss, g->count, g->stats, g->total, g->norm};
+  for (int i = g->chunks ? 2 : 0; i < 5; i++)
     if (kept[i] >= 0) l[g->val.p[kept[i]].root].to = end;
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) l[g->val.p[g->output.p[i]].root].to = end;

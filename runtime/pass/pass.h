@@ -162,6 +162,8 @@ dt_status dt_pass_stage(dt_graph *g, const dt_spec *s, dt_layout *layout, dt_err
 dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e);
 /* out: the layout that was made or followed (owned by the caller) */
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *out, dt_err *e);
+/* The step's loss and count, and the running statistics, of all ranks (g->total, and the buffers); gradients are divided by that count. */
+dt_status dt_pass_totals(dt_graph *g, const dt_spec *s, dt_err *e);
 dt_status dt_pass_bucket(dt_graph *g, const dt_spec *s, const dt_layout *l, dt_err *e);
 dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e);
 /* slot: [g->chunks] bytes of what a microbatch keeps from forward to backward, in region DT_REG_ACT; bytes leaves it out */

@@ -12,7 +12,8 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
   dt_build at = dt_build_at(g, DT_UPD), *b = &at;
   g->norm = -1;
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
-  dt_hyper inv = {.name = "inverse count", .kind = DT_HY_INV_COUNT, .group = 0};
+  dt_hyper inv = {
+      .name = "inverse count", .kind = DT_HY_UNSCALE, .group = 0}; /* the pass totals divides it by the count */
   inv.val = dt_build_leaf(b, DT_OP_hyper, &f64, inv.name);
   dt_vec_push(&g->hyper, inv);
 

@@ -1,6 +1,6 @@
 -- BatchNorm2d: normalises each channel over the microbatch, keeps running statistics for evaluation.
--- Across ranks each uses its own microbatch; before an evaluation or a checkpoint the engine averages the running
--- statistics, so that all ranks evaluate and save the same numbers.
+-- Across ranks each uses its own microbatch; with each step the running statistics become their mean over the replicas (the pass
+-- totals), so that all ranks evaluate and save the same numbers.
 local core = require "dtrain.core"
 local init = require "dtrain.nn.initializer"
 local M = require "dtrain.nn.module"

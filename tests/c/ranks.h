@@ -89,9 +89,11 @@ static inline void ranks_fill(ranks *s, int rank) {
       memset(r->x.mem[v], 0, (size_t)dt_nbytes(&g->val.p[v].t));
   for (int i = 0; i < g->param.n; i++) ranks_fill_param(r, m, rank, &g->param.p[i]);
   for (int i = 0; i < g->share.n; i++) ranks_fill_share(r, m, rank, &g->share.p[i]);
+  bool counted = g->level >= DT_TOTALLED; /* the graph divides by the count itself */
   for (int i = 0; i < g->hyper.n; i++)
     interp_set(&r->x, g->hyper.p[i].val, 0,
-               g->hyper.p[i].kind == DT_HY_INV_COUNT ? 1. / (double)(s->samples * s->j->micros * s->j->rows) : 1);
+               g->hyper.p[i].kind == DT_HY_UNSCALE && !counted ? 1. / (double)(s->samples * s->j->micros * s->j->rows)
+                                                               : 1);
 }
 /* The samples of a microbatch: those of the rank's place on the axes of samples. */
 static inline void ranks_feed(ranks *s, int rank, int micro) {

@@ -41,7 +41,7 @@ describe("dtrain explain --passes", function()
   it("lists each pass with its nodes and time", function()
     local text = ok("explain examples/strategies/mesh_3d.lua --ranks 8 --passes")
     local at = 0
-    for _, name in ipairs { "place", "grad", "update", "precision", "recompute", "stage", "reduce", "fuse", "bucket", "order", "memory" } do
+    for _, name in ipairs { "place", "grad", "update", "precision", "recompute", "stage", "reduce", "totals", "fuse", "bucket", "order", "memory" } do
       local from, to, before, after, ms = text:find("\n" .. name .. " +(%d+) +(%d+) +([%d.]+)", at)
       assert.is_truthy(from, name .. " is missing, or stands elsewhere:\n" .. text)
       assert.is_true(tonumber(before) > 0 and tonumber(after) > 0 and tonumber(ms) >= 0)
@@ -58,6 +58,34 @@ describe("dtrain explain --json", function()
       for _, bytes in pairs(sent(e)) do sum = sum + bytes end
       local want = formulas.zero_volume(zero) * parameters * 4 * 3 // 4
       assert.is_true(math.abs(sum - want) <= 0.01 * want, ("%d bytes, not %d"):format(sum, want)) -- buckets are padded
+    end)
+  end
+  -- three batch norms of 4 channels: a mean and a variance of each
+  local norms = [[data = dt.data.synthetic { inputs = { 4, 6, 6 }, targets = { 8 }, samples = 64 }, batch = { global = 16, micro = 4 },
+    model = (function()
+      local layers = {}
+      for _ = 1, 3 do layers[#layers + 1] = nn.BatchNorm2d(4) layers[#layers + 1] = nn.Conv2d(4, 4, 3, { padding = 1 }) end
+      layers[#layers + 1] = nn.Flatten()
+      layers[#layers + 1] = nn.Linear(144, 8)
+      return nn.Sequential(layers)
+    end)(), parallel = { %s }]]
+  local whole = "loss and count are those of all ranks; 6 running statistics (24 numbers) become the mean over replicas"
+  for _, c in ipairs { { "", 2, { { "data", 2 + 24, whole } } }, { "zero = 3", 2, { { "data", 2 + 24, whole } } },
+    { "tensor = 2", 2, { { "tensor", 2, "loss and count are those of all ranks" } } },
+    { "tensor = 2, data = 2", 4, { { "data x tensor", 2 + 24, whole } } }, { "independent = true", 2, { { "data", 2, "all ranks" } } },
+    { "pipeline = 2, data = 2", 4, { { "pipeline x data", 2, "those of the last stage" }, { "data", 16, "4 running statistics" } } } } do
+    it(("has one message for the loss, the count and running statistics under { %s }"):format(c[1]), function()
+      local got = {}
+      for _, m in ipairs(explain(norms:format(c[1]), c[2]).collectives) do
+        if m.reason:find "loss and count" or m.reason:find "running statistics" then
+          got[#got + 1] = { m.axis, m.bytes // 8, m.reason, m.times, m.reduction }
+        end
+      end
+      assert.are.equal(#c[3], #got)
+      for i, want in ipairs(c[3]) do
+        assert.are.same({ want[1], want[2], 1, "sum" }, { got[i][1], got[i][2], got[i][4], got[i][5] })
+        assert.is_truthy(got[i][3]:find(want[3], 1, true), got[i][3])
+      end
     end)
   end
   it("has ZeRO-3 send 3 times the parameters, less what backward finds still gathered", function()

@@ -227,6 +227,12 @@ dt_status dtm_meet(dtm_comm *c, dt_err *e) {
   return st;
 }
 
+static void note(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n) {
+  c->call.kind = kind, c->call.dtype = (uint32_t)dtype, c->call.op = (uint32_t)op, c->call.n = n;
+  c->call.window = 0;
+  c->b.unplanned += !c->b.planned;
+}
+
 /* A call's own meeting, then the other hosts. Who disagrees on this host tells its partners elsewhere, too. */
 static dt_status begin(dtm_comm *c, dt_err *e) {
   dt_status st = dtm_meet(c, e), far = dtm_sign(c, st ? NULL : e);
@@ -234,14 +240,13 @@ static dt_status begin(dtm_comm *c, dt_err *e) {
 }
 
 dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, dt_err *e) {
-  c->call.kind = kind, c->call.dtype = (uint32_t)dtype, c->call.op = (uint32_t)op, c->call.n = n;
-  c->call.window = 0;
+  note(c, kind, dtype, op, n);
   return begin(c, e);
 }
 
 dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, const void *buf, int64_t bytes,
                     dt_err *e) {
-  c->call.kind = kind, c->call.dtype = (uint32_t)dtype, c->call.op = (uint32_t)op, c->call.n = n;
+  note(c, kind, dtype, op, n);
   c->direct = c->b.local_size == 1;
   c->at[c->b.local_rank] = (char *)buf;
   if (c->direct) return dtm_sign(c, e);
