@@ -521,7 +521,8 @@ static void test_grad_errors(void) {
   g.loss = dt_build_reduce(&b, DT_OP_sum, y + 1, 0, NULL, false); /* the mean that layer_norm returns beside */
   refuses(&g, "layer_norm: the loss needs a gradient through its second or third result");
   build_model(&g);
-  g.loss = dt_build_reduce(&b, DT_OP_sum, dt_build2(&b, DT_OP_gelu_bwd, g.param.p[0].val, g.param.p[0].val), 0, NULL, false);
+  g.loss = dt_build_reduce(&b, DT_OP_sum, dt_build2(&b, DT_OP_gelu_bwd, g.param.p[0].val, g.param.p[0].val), 0, NULL,
+                           false);
   refuses(&g, "gelu_bwd: the loss needs a gradient through it, and it has none");
   build_model(&g);
   g.loss = dt_build_reduce(&b, DT_OP_mean, dt_build1(&b, DT_OP_stop_gradient, g.param.p[0].val), 0, NULL, false);

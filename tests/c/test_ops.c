@@ -181,7 +181,8 @@ static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
   for (int o = 0; o < nout; o++)
     if (o != 1)
       loss = dt_build2(&b->build, DT_OP_add, loss,
-          dt_build_cast(&b->build, weighted_sum(b, out[o]), dt_type_of(g, loss)->dtype)); /* one missing gradient of a split */
+                       dt_build_cast(&b->build, weighted_sum(b, out[o]),
+                                     dt_type_of(g, loss)->dtype)); /* one missing gradient of a split */
   g->loss = loss;
   b->forward = g->node.n;
   DT_TRY(dt_pass_grad(g, e));

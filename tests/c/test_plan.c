@@ -386,7 +386,7 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
         if (x->op != DT_OP_all_reduce) continue;
         if (k == 2) {
           sharded += x->group.axes == (data | 2), plain += x->group.axes == data;
-        } else if (x->phase != DT_FWD) { /* not the totals */
+        } else if (x->phase != DT_FWD) {              /* not the totals */
           partial += x->group.axes == (zero ? 2 : 3); /* its own bucket: over both axes, or the rest after scattering */
         }
       }
