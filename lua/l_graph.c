@@ -72,16 +72,16 @@ void dtl_read_mesh(lua_State *L, int i, dt_mesh *m) {
   }
 }
 
-/* core.graph{ mesh =, rows =, plain_grad = }: rows is the number of samples in a microbatch (the first input's first
+/* core.graph{ mesh =, rows =, precision =, plain_grad = }: precision is the job's, rows is the number of samples in a microbatch (the first input's first
  * dim) */
 static int l_graph(lua_State *L) {
-  int mesh = 0;
+  int mesh = 0, precision = DT_F32;
   int64_t rows = 0;
   bool plain = false;
   dt_mesh m = {0};
   lua_settop(L, 1);
   DTL_OPTS(L, "core.graph", 1, 1, {"mesh", 'v', &mesh, NULL}, {"rows", 'i', &rows, NULL},
-           {"plain_grad", 'b', &plain, NULL});
+           {"precision", 'd', &precision, NULL}, {"plain_grad", 'b', &plain, NULL});
   if (mesh) dtl_read_mesh(L, mesh, &m);
   if (rows < 0) dtl_fail(L, "core.graph: rows must be at least 1, got %lld", (long long)rows);
   dtl_graph *b = lua_newuserdatauv(L, sizeof *b, 1);
@@ -93,6 +93,7 @@ static int l_graph(lua_State *L) {
   dt_graph_init(b->g);
   b->build = dt_build_at(b->g, DT_FWD);
   b->g->rows = rows;
+  b->g->low = precision;
   b->g->plain_grad = plain;
   b->g->mesh = m;
   return 1;
@@ -307,7 +308,9 @@ static int g_unclipped(lua_State *L) {
   dt_val grad = p->grad;
   for (int i = 0; i < b->g->hyper.n; i++)
     if (b->g->hyper.p[i].kind == DT_HY_UNSCALE)
-      return dtl_push_symbol(L, 1, dt_build2(&b->build, DT_OP_mul, grad, dt_build_cast(&b->build, b->g->hyper.p[i].val, DT_F32))), 1;
+      return dtl_push_symbol(
+                 L, 1, dt_build2(&b->build, DT_OP_mul, grad, dt_build_cast(&b->build, b->g->hyper.p[i].val, DT_F32))),
+             1;
   dtl_fail(L, "%s: the graph has no count", fn);
 }
 
@@ -498,7 +501,8 @@ static int g_assign(lua_State *L) {
   if (!update && op != DT_OP_buffer && op != DT_OP_assign)
     dtl_fail(L, "%s: only buffers can be written in a forward pass; parameters change in the optimizer's update", fn);
   if (dtl_to_tensor(L, 3)) value = dtl_graph_const(L, 1, 3);
-  else if (lua_type(L, 3) == LUA_TNUMBER) value = dt_build_scalar(&b->build, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
+  else if (lua_type(L, 3) == LUA_TNUMBER)
+    value = dt_build_scalar(&b->build, lua_tonumber(L, 3), dt_type_of(b->g, to)->dtype);
   else value = dtl_check_graph_symbol(L, fn, 2, 3, b);
   dt_type t = *dt_type_of(b->g, to);
   value = dt_build_cast(&b->build, value, t.dtype); /* a step size may be f64, a statistic 16 bits */

@@ -18,22 +18,27 @@ dtl_loader *dtl_check_loader(lua_State *L, const char *fn, int arg, int i) {
   return b;
 }
 
-/* core.loader(ds, { global =, micro =, seed =, shuffle =, drop_last =, start =, eval =, rank =, size = }) */
+/* core.loader(ds, { global =, micro =, seed =, shuffle =, drop_last =, start =, eval =, rank =, size =, part =, parts = }): of each microbatch
+ * only the part-th (from 0) of so many equal parts of its rows is read */
 static int l_loader(lua_State *L) {
   static const char fn[] = "core.loader";
   dt_err e = {0};
   dtl_source *s = dtl_check_source(L, fn, 1, 1);
-  int64_t seed = 0, rank = -1, size = -1;
+  int64_t seed = 0, rank = -1, size = -1, part = 0, parts = 1;
   bool eval = false;
   dt_loader_opts o = {.shuffle = true};
   lua_settop(L, 2);
   DTL_OPTS(L, fn, 2, 2, {"global", 'i', &o.global, NULL}, {"micro", 'i', &o.micro, NULL}, {"seed", 'i', &seed, NULL},
            {"shuffle", 'b', &o.shuffle, NULL}, {"drop_last", 'b', &o.drop_last, NULL}, {"start", 'i', &o.start, NULL},
-           {"eval", 'b', &eval, NULL}, {"rank", 'i', &rank, NULL}, {"size", 'i', &size, NULL});
+           {"eval", 'b', &eval, NULL}, {"rank", 'i', &rank, NULL}, {"size", 'i', &size, NULL},
+           {"part", 'i', &part, NULL}, {"parts", 'i', &parts, NULL});
   if ((rank < 0) != (size < 0)) dtl_fail(L, "%s: give rank and size together, or neither", fn);
   if (rank < 0) rank = dt_ctx_world(dtl_ctx(L))->rank, size = dt_ctx_world(dtl_ctx(L))->size;
   if (size < 1 || size > 1 << 24 || rank >= size)
     dtl_fail(L, "%s: rank %lld of %lld is none", fn, (long long)rank, (long long)size);
+  if (parts < 1 || parts > 1 << 24 || part < 0 || part >= parts)
+    dtl_fail(L, "%s: part %lld of %lld is none", fn, (long long)part, (long long)parts);
+  o.part = (int)part, o.parts = (int)parts;
   o.rank = (int)rank, o.size = (int)size, o.seed = (uint64_t)seed;
   if (eval) o.shuffle = false, o.epochs = 1;
   dtl_loader *b = lua_newuserdatauv(L, sizeof *b, 0);
@@ -84,7 +89,7 @@ static int l_seek(lua_State *L) {
   return 0;
 }
 
-/* l:next() -> list of this rank's microbatches { name = tensor } with step, epoch, count; nil when the data is over */
+/* l:next() -> list of this rank's microbatches { name = tensor of the rows that it reads } with step, epoch, count; nil when the data is over */
 static int l_next(lua_State *L) {
   dt_err e = {0};
   dt_batch b;
@@ -102,7 +107,7 @@ static int l_next(lua_State *L) {
   for (int m = 0; m < b.nmicro; m++) {
     lua_createtable(L, 0, ds->nfields);
     for (int k = 0; k < ds->nfields; k++) {
-      dt_type t = {.dtype = ds->field[k].t.dtype, .nd = (uint8_t)(ds->field[k].t.nd + 1), .dim = {b.micro[m].n}};
+      dt_type t = {.dtype = ds->field[k].t.dtype, .nd = (uint8_t)(ds->field[k].t.nd + 1), .dim = {b.micro[m].held}};
       memcpy(t.dim + 1, ds->field[k].t.dim, ds->field[k].t.nd * sizeof *t.dim);
       memcpy(dtl_tensor_new(L, &t)->v.p, b.micro[m].field[k], (size_t)dt_nbytes(&t));
       lua_setfield(L, -2, ds->field[k].name);

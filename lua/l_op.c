@@ -192,8 +192,7 @@ static int apply_view(lua_State *L, int op, int i, dt_attrs *a) {
   dt_err e = {0};
   dtl_tensor *t = dtl_to_tensor(L, i);
   const dt_type *in = &t->v.t;
-  dt_shape_ctx s = {
-      .op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .a = a, .e = &e, .opid = op};
+  dt_shape_ctx s = {.op = dt_op(op)->name, .nin = 1, .nout = dt_op(op)->nout, .in = &in, .a = a, .e = &e, .opid = op};
   DTL_TRY(L, &e, dt_op(op)->shape(&s));
   if (op == DT_OP_reshape) t = dtl_contiguous(L, i, -1);
   luaL_checkstack(L, s.nout + 8, "results");
@@ -374,18 +373,40 @@ static int l_shape(lua_State *L) {
 }
 static int l_dim(lua_State *L) { return lua_pushinteger(L, self_type(L, "dim")->nd), 1; }
 static int l_numel(lua_State *L) { return lua_pushinteger(L, dt_numel(self_type(L, "numel"))), 1; }
-static int l_dtype(lua_State *L) { return lua_pushstring(L, dt_dtype_name(self_type(L, "dtype")->dtype)), 1; }
+/* The dtype of a tensor; of a value that is traced for a job in 16 bits, the one that it will have. */
+static int dtype_of(lua_State *L, const char *fn) {
+  const dt_type *t = self_type(L, fn);
+  const dtl_symbol *s = dtl_to_symbol(L, 1);
+  const int becomes = s && s->graph->g->level == DT_TRACED ? s->graph->g->val.p[s->v].becomes : 0;
+  return becomes ? becomes - 1 : t->dtype;
+}
+static int l_dtype(lua_State *L) { return lua_pushstring(L, dt_dtype_name(dtype_of(L, "dtype"))), 1; }
 static int l_size(lua_State *L) {
   const dt_type *t = self_type(L, "size");
   if (lua_isnoneornil(L, 2)) return l_shape(L);
   return lua_pushinteger(L, t->dim[dim_at(L, "size", t, 2)]), 1;
 }
 
+/* The symbol at index 1, computed from here on in a dtype that the precision pass would otherwise choose. */
+static int to_precision(lua_State *L, const dtl_symbol *s, int dtype) {
+  dt_err e = {0};
+  dt_val out;
+  dtl_graph_here(L, s->graph);
+  dt_build b = s->graph->build;
+  b.at.computes = (uint8_t)(1 + dtype);
+  DTL_TRY(L, &e, dt_build_node(&b, DT_OP_cast, &s->v, 1, &(dt_attrs){.cast = {DT_F32}}, &out, &e));
+  return dtl_push_symbol(L, 1, out), 1;
+}
+
+/* x:to(dtype). A model is traced in f32, whatever the job's precision: there the job's dtype and f32 are what the precision pass makes of it. */
 static int l_to(lua_State *L) {
-  const dt_type *t = self_type(L, "to");
-  int dtype = dtl_dtype(L, "to", 2, 2);
+  const int have = dtype_of(L, "to"), dtype = dtl_dtype(L, "to", 2, 2);
+  if (have == dtype) return lua_pushvalue(L, 1), 1;
+  const dtl_symbol *s = dtl_to_symbol(L, 1);
+  const dt_graph *g = s ? s->graph->g : NULL;
+  if (g && g->level == DT_TRACED && g->low != DT_F32 && (dtype == DT_F32 || dtype == g->low))
+    return to_precision(L, s, dtype);
   dt_attrs a = {.cast = {dtype}};
-  if (t->dtype == dtype) return lua_pushvalue(L, 1), 1;
   return dtl_apply(L, DT_OP_cast, (int[]){1}, 1, &a);
 }
 

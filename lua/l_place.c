@@ -257,5 +257,19 @@ static int g_nodes(lua_State *L) {
   return 1;
 }
 
+/* g:precision(node, "f32" | "bf16" | "f16"): the dtype in which an entry of g:nodes() computes, and its backward */
+static int g_precision(lua_State *L) {
+  static const char fn[] = "graph:precision";
+  dtl_graph *b = dtl_check_graph(L, fn);
+  dtl_only_traced(L, fn, b->g);
+  const dt_nid id = node_of(L, fn, b->g, 2);
+  const int dtype = dtl_dtype(L, fn, 2, 3);
+  if (id < 0 || (dtype != DT_F32 && dtype != DT_BF16 && dtype != DT_F16))
+    dtl_fail(L, "%s wants an entry of graph:nodes() and f32, bf16 or f16", fn);
+  b->g->node.p[id].computes = (uint8_t)(1 + dtype);
+  return 0;
+}
+
 const luaL_Reg dtl_place_methods[] = {{"place", g_place},   {"placed", g_placed}, {"replace", g_replace},
-                                      {"settle", g_settle}, {"nodes", g_nodes},   {NULL, NULL}};
+                                      {"settle", g_settle}, {"nodes", g_nodes},   {"precision", g_precision},
+                                      {NULL, NULL}};

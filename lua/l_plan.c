@@ -284,6 +284,13 @@ static int p_recomputed(lua_State *L) {
   }
   return lua_pushinteger(L, n), lua_pushnumber(L, flops), 2;
 }
+/* plan:part() -> which part (from 0) of a microbatch's rows its inputs are, and of how many */
+static int p_part(lua_State *L) {
+  int part, parts;
+  dt_plan_part(dtl_check_plan(L, "plan:part", 0, 1)->p, &part, &parts);
+  return lua_pushinteger(L, part), lua_pushinteger(L, parts), 2;
+}
+
 static int p_rows(lua_State *L) { return lua_pushinteger(L, dtl_check_plan(L, "plan:rows", 0, 1)->p->rows), 1; }
 
 /* plan:unused() -> list of "name (file:line)": trainable parameters that get no gradient */
@@ -357,6 +364,7 @@ static int p_gathered(lua_State *L) {
 
 void dtl_open_plan(lua_State *L) {
   static const luaL_Reg method[] = {{"text", p_text},
+                                    {"part", p_part},
                                     {"collectives", p_collectives},
                                     {"memory", p_memory},
                                     {"hash", p_hash},

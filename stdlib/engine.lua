@@ -25,9 +25,12 @@ local cut = false -- a run of this process ended before its last step, because i
 --- Whether a run of this process was asked to stop before its last step.
 function M.cut_short() return cut end
 
--- where = job:where_is(rank, ranks): whose part of the data.
-local function loader_of(job, set, start, eval, where)
-  return core.loader(set.core, { global = job.batch.global, micro = job:rows(where.replicas), seed = job.run_seed,
+-- where = job:where_is(rank, ranks): whose part of the data. plan: the first that will be fed; where the rank reads only a part of a
+-- microbatch's rows, no more is loaded. nil: for the sizes.
+local function loader_of(job, set, start, eval, where, plan)
+  local part, parts = 0, 1
+  if plan then part, parts = plan:part() end
+  return core.loader(set.core, { part = part, parts = parts, global = job.batch.global, micro = job:rows(where.replicas), seed = job.run_seed,
     start = start, shuffle = not eval, eval = eval, rank = where.data, size = where.replicas })
 end
 
@@ -151,6 +154,7 @@ function M.new(job)
 
   local plans = M.plans(job, where)
   self.plan, self.places, self.steps_per_epoch = plans.main, plans.places, plans.steps_per_epoch
+  self.eval_plan = plans.eval[1] and plans.eval[1][2]
   self.steps = job:total(self.steps_per_epoch, options)
   self.nominal = job.batch.global
   local targets = job:field("targets")
@@ -186,7 +190,7 @@ function M.new(job)
   folder.open(self)
   self:resume(options.resume)
   self.record = records.new(self)
-  self.loader = loader_of(job, job.data.train, self.start, false, where)
+  self.loader = loader_of(job, job.data.train, self.start, false, where, self.plan)
   return self
 end
 
@@ -226,7 +230,7 @@ function Engine:resume(what, ...)
   self.settled = nil
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
   if self.loader then
-    self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where)
+    self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where, self.plan)
     self.record:back_to(meta.step)
   end
   shared.changed(self, true)
@@ -346,7 +350,7 @@ function Engine:eval()
   end
   shared.take(self, "engine:eval")
   local set = self.job.eval.data
-  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here(self.job)))
+  local sums = self.exec:eval(self.eval_numbers, loader_of(self.job, set, 0, true, here(self.job), self.eval_plan))
   local out = {}
   for i, metric in ipairs(self.job.eval.metrics) do
     local place = self.places[i]

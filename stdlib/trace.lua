@@ -67,7 +67,7 @@ local function traced(job, how, kind, training, f)
   local key, mesh = kind .. " " .. how.rows, name_of(how.where.mesh)
   local t = how.traced[key]
   if t and (t.mesh == mesh or not t.graph:meshed()) then return t end
-  t = { graph = core.graph { rows = how.rows, mesh = how.where.mesh }, mesh = mesh }
+  t = { graph = core.graph { rows = how.rows, mesh = how.where.mesh, precision = job.precision }, mesh = mesh }
   local s = { graph = t.graph, rows = how.rows, symbols = {}, training = training, once = true, job = job,
     label = "the job's model" }
   util.at(job.where, scope.with, s, function()

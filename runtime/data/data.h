@@ -144,16 +144,18 @@ typedef struct dt_loader_opts {
   int64_t micro;  /* at most this many rows a microbatch; 0 = the rank's whole part */
   int rank, size;
   uint64_t seed;
-  bool shuffle;   /* no effect on a set with an order of its own */
-  bool drop_last; /* leave out an epoch's last, smaller step */
-  int64_t start;  /* first step */
-  int64_t epochs; /* 0 = endless; 1 and no shuffle = an evaluation pass, each sample once */
+  bool shuffle;    /* no effect on a set with an order of its own */
+  bool drop_last;  /* leave out an epoch's last, smaller step */
+  int64_t start;   /* first step */
+  int64_t epochs;  /* 0 = endless; 1 and no shuffle = an evaluation pass, each sample once */
+  int part, parts; /* of each microbatch only this one of so many equal parts of its rows is fetched; parts 0 = all */
 } dt_loader_opts;
 
 typedef struct dt_micro {
   int64_t n;             /* rows, at least 1 */
   const int64_t *sample; /* [n] index in the set, the key of dropout */
-  void **field;          /* [nfields] n rows each, 64-byte aligned */
+  int64_t first, held;   /* of these rows the loader has fetched [first, first + held) */
+  void **field;          /* [nfields] these, 64-byte aligned */
 } dt_micro;
 typedef struct dt_batch {
   int64_t step, epoch;

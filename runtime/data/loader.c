@@ -76,7 +76,10 @@ static void fill(dt_loader *l, slot *s, int64_t step) {
     dt_micro *m = &s->micro[s->b.nmicro++];
     m->n = s->b.rows - i < l->cut ? s->b.rows - i : l->cut;
     m->sample = s->sample + i;
-    s->st = l->ds->fetch(l->ds, &(dt_pick){m->sample, m->n, epoch, l->scratch}, m->field, &s->err);
+    m->first = part_at(m->n, l->o.part, l->o.parts);
+    m->held = part_at(m->n, l->o.part + 1, l->o.parts) - m->first;
+    if (!m->held) continue;
+    s->st = l->ds->fetch(l->ds, &(dt_pick){m->sample + m->first, m->held, epoch, l->scratch}, m->field, &s->err);
     if (s->st) return;
   }
   s->st = dt_data_whole(l->ds, &s->err);
@@ -138,6 +141,8 @@ static void stop_thread(dt_loader *l) {
 static dt_status check(const dt_dataset *ds, const dt_loader_opts *o, dt_err *e) {
   if (o->size < 1 || o->rank < 0 || o->rank >= o->size)
     return dt_fail(e, DT_EBUG, NULL, "loader for rank %d of %d", o->rank, o->size);
+  if (o->parts < 0 || o->part < 0 || o->part >= (o->parts ? o->parts : 1))
+    return dt_fail(e, DT_EBUG, NULL, "loader of part %d of %d", o->part, o->parts);
   if (o->global < 1)
     return dt_fail(e, DT_EUSER, NULL, "the global batch is %lld samples; it must be at least 1", (long long)o->global);
   if (o->micro < 0)
@@ -163,24 +168,25 @@ dt_status dt_loader_new(dt_dataset *ds, const dt_loader_opts *o, dt_loader **out
   dt_loader *l = dt_xalloc(sizeof *l);
   l->ds = ds;
   l->o = *o;
+  if (!l->o.parts) l->o.parts = 1;
   l->steps = o->drop_last ? ds->n / o->global : (ds->n - 1) / o->global + 1;
   l->epoch = -1;
   l->base = o->start;
   int64_t rows = part_rows(l, step_count(l, 0)), tail = part_rows(l, step_count(l, l->steps - 1));
   if (tail > rows) rows = tail;
   l->cut = o->micro && o->micro < rows ? o->micro : rows ? rows : 1;
-  int64_t micros = (rows + l->cut - 1) / l->cut;
+  int64_t micros = (rows + l->cut - 1) / l->cut, held = (l->cut + l->o.parts - 1) / l->o.parts; /* of a microbatch */
   size_t each = 0, bytes = 0; /* of a microbatch's buffers, of a step's rows */
   for (int f = 0; f < ds->nfields; f++) {
     size_t row = (size_t)dt_nbytes(&ds->field[f].t), part;
-    if (__builtin_mul_overflow(row, (size_t)l->cut, &part) || part > (size_t)1 << 46) {
+    if (__builtin_mul_overflow(row, (size_t)held, &part) || part > (size_t)1 << 46) {
       free(l);
       return dt_fail(e, DT_EUSER, NULL,
                      "a microbatch of %lld samples of %zu bytes does not fit in memory; set batch.micro",
                      (long long)o->micro, row);
     }
     each += dt_round64(part);
-    bytes += row * (size_t)rows;
+    bytes += row * (size_t)rows / (size_t)l->o.parts;
   }
   l->ahead = !ds->main_thread_only && bytes > (ds->costly ? AHEAD_COSTLY_BYTES : AHEAD_BYTES);
   l->nslot = l->ahead ? RING : 1;
@@ -199,7 +205,7 @@ dt_status dt_loader_new(dt_dataset *ds, const dt_loader_opts *o, dt_loader **out
       s->micro[m].field = s->field + m * ds->nfields;
       for (int f = 0; f < ds->nfields; f++) {
         s->micro[m].field[f] = p;
-        p += dt_round64((size_t)(l->cut * dt_nbytes(&ds->field[f].t)));
+        p += dt_round64((size_t)(held * dt_nbytes(&ds->field[f].t)));
       }
     }
   }

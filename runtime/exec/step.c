@@ -32,19 +32,43 @@ static void write_hypers(dt_exec *x) {
   }
 }
 
+/* Input i of the plan: the part that it reads of the rows that the loader has fetched. */
+static dt_status feed_one(dt_exec *x, bound_plan *b, int i, const dt_micro *m, const dt_field *f, const void *rows,
+                          dt_err *e) {
+  const dt_input *in = &b->plan->g->input.p[i];
+  const dt_view *v = &b->input[i];
+  dt_type want = in->whole.nd ? in->whole : v->t, have = f->t;
+  memmove(have.dim + 1, have.dim, sizeof *have.dim * have.nd++);
+  have.dim[0] = m->n;
+  if (!dt_type_eq(&want, &have)) {
+    char text[2][96];
+    return dt_fail(e, DT_EUSER, NULL, "field \"%s\": the plan wants %s, the data has %s", in->name,
+                   dt_type_str(&want, text[0], sizeof *text), dt_type_str(&have, text[1], sizeof *text));
+  }
+  int64_t row = dt_nbytes(&f->t), first = in->whole.nd ? in->begin[0] : 0;
+  if (first < m->first || first + v->t.dim[0] > m->first + m->held)
+    return dt_fail(e, DT_EBUG, NULL, "input %s wants rows from %lld on, the loader has %lld from %lld on", in->name,
+                   (long long)first, (long long)m->held, (long long)m->first);
+  dt_view part = dt_view_make((char *)(uintptr_t)rows + (first - m->first) * row, &have);
+  for (int d = 1; d < have.nd && in->whole.nd; d++)
+    part.p = (char *)part.p + in->begin[d] * part.stride[d] * (int64_t)dt_dtype_size(have.dtype);
+  part.t = v->t;
+  if (dt_view_contiguous(&part)) {
+    dt_dev_put(x->compute, v->p, part.p, dt_nbytes(&part.t));
+    return DT_OK;
+  }
+  void *to;
+  DT_TRY(x->ctx->dev->vt->map(x->compute, v->p, (size_t)dt_nbytes(&v->t), &to, e));
+  dt_view_pack(&part, 0, dt_numel(&part.t), to);
+  x->ctx->dev->vt->unmap(x->compute, v->p, (size_t)dt_nbytes(&v->t), to, true);
+  return DT_OK;
+}
+
 dt_status dt_exec_feed(dt_exec *x, bound_plan *b, const dt_micro *m, const dt_dataset *ds, dt_err *e) {
   for (int i = 0; i < b->plan->g->input.n; i++) {
     int f = dt_dataset_field(ds, b->field[i]);
     if (f < 0) return dt_fail(e, DT_EUSER, NULL, "the data has no field \"%s\"", b->field[i]);
-    const dt_view *v = &b->input[i];
-    int64_t row = dt_nbytes(&ds->field[f].t);
-    if (dt_nbytes(&v->t) != row * m->n || v->t.dtype != ds->field[f].t.dtype) {
-      char want[96], have[96];
-      return dt_fail(e, DT_EUSER, NULL, "field \"%s\": the plan wants %s, the data has %lld rows of %s", b->field[i],
-                     dt_type_str(&v->t, want, sizeof want), (long long)m->n,
-                     dt_type_str(&ds->field[f].t, have, sizeof have));
-    }
-    dt_dev_put(x->compute, v->p, m->field[f], row * m->n);
+    DT_TRY(feed_one(x, b, i, m, &ds->field[f], m->field[f], e));
   }
   memcpy(b->samples, m->sample, sizeof(int64_t) * (size_t)m->n);
   x->tick.sample = b->samples;

@@ -33,6 +33,29 @@ void dt_build_block(dt_build *b, const char *name) {
 }
 
 /* ---- nodes ---- */
+/* What the precision pass will make of a result of a job in 16 bits. */
+static void foresee(dt_graph *g, dt_nid id, int o) {
+  const dt_node *n = &g->node.p[id];
+  const dt_op_info *op = dt_op(n->op);
+  dt_value *y = &g->val.p[n->out[o]];
+  int to = n->computes ? n->computes - 1 : g->low;
+  if (y->t.dtype != DT_F32 || y->t.nd == 0 || (o && op->flags & OP_STATS)) return;
+  if (!n->computes && n->nin) {
+    dt_type *now = dt_xalloc((size_t)n->nin * sizeof *now);
+    const dt_type **in = dt_xalloc((size_t)n->nin * sizeof *in);
+    for (int k = 0; k < n->nin; k++) {
+      const dt_value *x = &g->val.p[n->in[k]];
+      now[k] = x->t, in[k] = &now[k];
+      if (x->becomes) now[k].dtype = (uint8_t)(x->becomes - 1);
+    }
+    to = n->op == DT_OP_cast     ? DT_F32
+         : dt_op_promotes(n->op) ? dt_result_dtype(in, n->nin)
+                                 : dt_op_float(n->op, in, n->nin, g->low);
+    free(now), free(in);
+  }
+  if (to != DT_F32 && dt_is_float(to)) y->becomes = (uint8_t)(1 + to);
+}
+
 dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_attrs *a, const dt_type *out,
                        int nout) {
   dt_graph *g = b->g;
@@ -41,6 +64,7 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
   dt_node n = {.op = (uint16_t)op,
                .phase = (uint8_t)at->phase,
                .flags = at->flags,
+               .computes = at->computes,
                .stage = -1,
                .chunk = at->chunk,
                .block = at->serves >= 0 ? g->node.p[at->serves].block : at->block,
@@ -66,6 +90,8 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
     dt_vec_push(&g->val, v);
   }
   dt_view_derive(g, id);
+  if (g->low != DT_F32 && g->level == DT_TRACED)
+    for (int o = 0; o < nout; o++) foresee(g, id, o);
   return id;
 }
 

@@ -131,4 +131,7 @@ UNARY(grad_gelu_tanh, dt_build2(b, DT_OP_gelu_tanh_bwd, GY, X))
 UNARY(grad_silu, dt_build2(b, DT_OP_silu_bwd, GY, X))
 UNARY(grad_softplus, mul(b, GY, dt_build1(b, DT_OP_sigmoid, X)))
 UNARY(grad_clamp, same_attrs(b, n, DT_OP_clamp_bwd, (dt_val[]){GY, X}, 2))
-UNARY(grad_cast, GY)
+/* Where the script asked for a dtype, the gradient goes back to that of the input, which the precision pass knows. */
+UNARY(grad_cast, b->g->node.p[n].computes
+                     ? dt_build_op(b, DT_OP_cast, &GY, 1, &(dt_attrs){.cast = {dt_type_of(b->g, X)->dtype}})
+                     : GY)

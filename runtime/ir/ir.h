@@ -105,8 +105,9 @@ enum {
 
 typedef struct dt_value {
   dt_type t;
-  dt_nid node; /* producer */
-  int16_t out; /* which of its outputs */
+  dt_nid node;     /* producer */
+  int16_t out;     /* which of its outputs */
+  uint8_t becomes; /* traced: 1 + the 16-bit dtype that the precision pass makes of f32, 0: it stays what t says */
   dt_place place[DT_MAX_AXES];
   const char *name; /* of a leaf or named by the user; or NULL */
   /* where it lives (bucket and memory passes): root value whose buffer it shares (itself when it owns one), element
@@ -120,6 +121,8 @@ typedef struct dt_value {
 typedef struct dt_node {
   uint16_t op; /* enum dt_op */
   uint8_t phase, flags;
+  uint8_t
+      computes; /* 1 + the dtype in which the script or a strategy wants it computed, 0: as the job's precision says */
   uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t
@@ -130,7 +133,7 @@ typedef struct dt_node {
   uint32_t acc_first0;
   dt_val *in;
   dt_val out[DT_MAX_OUT];
-  dt_attrs a;         /* by name: n->a.slice.dim */
+  dt_attrs a;       /* by name: n->a.slice.dim */
   const dt_vm *vm;  /* program of a fused chain or epilogue */
   dt_nid serves;    /* forward node that a backward node serves, -1 */
   const char *file; /* script position */
@@ -200,6 +203,8 @@ typedef struct dt_buf { /* persistent, untrained: running statistics */
 typedef struct dt_input {
   const char *name;
   dt_val val;
+  dt_type whole; /* of nd 0: val's; else val is its part from `begin` on (set by place) */
+  int64_t begin[DT_MAX_DIM];
 } dt_input;
 /* A number that the executor writes before DT_UPD (and DT_PRE) of each step: f64 scalar. */
 typedef enum {
@@ -290,6 +295,7 @@ typedef struct dt_graph {
   dt_val stats;          /* f64[2] of a microbatch: loss * count, count */
   dt_val total;          /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
   dt_val norm;           /* gradient norm, f32 scalar, or -1 */
+  int low;               /* traced for a job of this 16-bit precision, DT_F32: of none */
   int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
   bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
@@ -325,6 +331,7 @@ typedef struct dt_cursor {
   int16_t block;      /* of nodes that serve none; -1: none */
   int16_t chunk;      /* pipeline; -1: of the rank */
   uint8_t flags;      /* DT_NODE_* */
+  uint8_t computes;   /* as dt_node's */
   const char *reason; /* why a pass inserts them, or NULL */
 } dt_cursor;
 typedef struct dt_build {
@@ -389,12 +396,13 @@ enum {
   OP_EPI = 64,
   OP_ELEMENTWISE = 128,
   OP_GRADS = 256,
-  OP_STATS = 512
+  OP_STATS = 512,
+  OP_PROMOTES = 1024
 };
 #define OP_ACC(mask) ((mask) << 16)
 #define OP_STATS_IN(k) ((k) << 24)
 #define OP_STATS_IN_OF(flags) ((int)((flags) >> 24)) /* k; 0: no input is one by its place */
-enum { DT_MAX_SPEC = 10 }; /* attributes of an op */
+enum { DT_MAX_SPEC = 10 };                           /* attributes of an op */
 typedef struct dt_attr_spec {
   const char *name;
   char kind; /* i f b d l(ist: 9 slots) p(air: 2) */
@@ -402,8 +410,7 @@ typedef struct dt_attr_spec {
   bool required;
   dt_attr def[2];
 } dt_attr_spec;
-typedef struct
-    dt_shape_ctx { /* a shape rule reads in[] and a; may normalise a (negative dims); writes out[], nout */
+typedef struct dt_shape_ctx { /* a shape rule reads in[] and a; may normalise a (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
   const dt_type *const *in; /* [nin] */
@@ -466,6 +473,10 @@ void dt_op_defaults(int op, dt_attrs *a);                 /* required ones becom
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
 /* of a list attribute, a.slot[s].i is the count and what follows the numbers */
 
+/* Whether an op computes in what its inputs' dtypes promote to: elementwise ones, views, what a row's flag says. The others take the job's. */
+bool dt_op_promotes(int op);
+/* The dtype in which one of the others computes in a job of 16 bits: f32 where all its float inputs are, otherwise low. */
+int dt_op_float(int op, const dt_type *const *in, int nin, int low);
 dt_cost dt_node_cost(const dt_graph *g, dt_nid n); /* by the node's cost rule */
 
 /* The group of a communication node, and how the attributes of one to come get it (also enlists it in g->group). */

@@ -85,6 +85,22 @@ void dt_op_defaults(int op, dt_attrs *a) {
   }
 }
 
+bool dt_op_promotes(int op) {
+  const dt_op_info *o = dt_op(op);
+  return o->ew >= 0 || o->flags & (OP_VIEW | OP_COMM | OP_PROMOTES);
+}
+
+int dt_op_float(int op, const dt_type *const *in, int nin, int low) {
+  const int statistics = OP_STATS_IN_OF(dt_op(op)->flags);
+  int to = low;
+  for (int k = 0; k < nin; k++) {
+    if (!dt_is_float(in[k]->dtype) || in[k]->nd == 0 || (statistics && k >= statistics)) continue;
+    if (in[k]->dtype != DT_F32) return low;
+    to = DT_F32;
+  }
+  return to;
+}
+
 const dt_attr_spec *dt_op_attr(int op, const char *name) {
   const dt_op_info *o = dt_op(op);
   for (int i = 0; i < o->nspec; i++)

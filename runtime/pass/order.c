@@ -139,7 +139,8 @@ static void find_edges(const dt_graph *g, edges *d) {
     const dt_node *x = &g->node.p[i];
     if (x->flags & DT_NODE_DEAD) continue;
     for (int k = 0; k < x->nin; k++) add_edge(d, g->val.p[x->in[k]].node, i);
-    for (int k = 0; k < x->nin && !(dt_op(x->op)->flags & OP_VIEW); k++) { /* a view is read by its users */
+    for (int k = 0; k < x->nin;
+         k++) { /* a view reads too: with its readers' ranges alone, ranks' shares would order nodes differently */
       const dt_value *u = &g->val.p[x->in[k]];
       if (span[u->root] == span[u->root + 1] || !is_old(g, x->in[k])) continue;
       int64_t end = u->offset + 1;

@@ -192,6 +192,7 @@ static dt_status build(placer *p, site *s) {
   int nin = s->late >= 0 ? s->late : n->nin; /* the late input is the last one */
   dt_status st = DT_OK;
   for (int k = 0; k < nin; k++) x[k] = dt_place_get(p, n->in[k], s->all[k], s->mask[k]);
+  p->b.at.computes = n->computes;
   if (s->classes >= 0) {
     const dt_type *logits = &p->whole[n->in[0]];
     dt_place_classes(p, s->classes, x[0], x[1], &s->a, logits->dim[logits->nd - 1], &out[0], &out[1]);
@@ -242,8 +243,7 @@ static dt_status place_all(placer *p, dt_nid n0) {
   }
   /* results are whole */
   const dt_place whole[DT_MAX_AXES] = {{0}};
-  p->op = "a result",
-  p->b = dt_build_at(g, DT_FWD);
+  p->op = "a result", p->b = dt_build_at(g, DT_FWD);
   if (g->loss >= 0) g->loss = dt_place_get(p, g->loss, whole, 0);
   if (g->count >= 0) g->count = dt_place_get(p, g->count, whole, 0);
   for (int i = 0; i < g->output.n; i++) g->output.p[i] = dt_place_get(p, g->output.p[i], whole, 0);
@@ -270,6 +270,7 @@ static dt_status place(placer *p) {
   dt_status st = place_all(p, n0);
   if (!st) {
     dt_place_settle(p);
+    dt_place_inputs(g);
     dt_graph_prune(g, g->node.n);
   }
   free(p->whole), free(p->now), free(p->user), free(p->first);

@@ -60,4 +60,5 @@ void dt_place_classes(placer *p, int a, dt_val logits, dt_val labels, const dt_a
 /* place_param.c: before the walk (n0: nodes of the traced graph), and behind it. */
 dt_status dt_place_params(placer *p, dt_nid n0);
 void dt_place_settle(placer *p);
+void dt_place_inputs(dt_graph *g); /* dead nodes are left to drop */
 #endif

@@ -1,5 +1,5 @@
-/* Parameters: each rank's part of those that are cut, over one axis or several, and which gradients stay partial sums for a bucket to reduce.
- * Called by place.c before and behind its walk. */
+/* Leaves: each rank's part of parameters that are cut, over one axis or several, which gradients stay partial sums for a bucket to reduce, and
+ * inputs of which a rank reads a part only. Called by place.c before and behind its walk. */
 #include <stdlib.h>
 
 #include "place.h"
@@ -109,4 +109,48 @@ void dt_place_settle(placer *p) {
     if (n->op == DT_OP_enter) n->a.enter.axes &= ~(int64_t)left[n->in[0]];
   }
   free(all), free(left);
+}
+
+/* What alone reads v, -1 where several nodes do, or a result is v. */
+static dt_nid reader(const dt_graph *g, const int *uses, const dt_nid *by, dt_val v) {
+  bool result = v == g->loss || v == g->count;
+  for (int i = 0; i < g->output.n; i++) result |= v == g->output.p[i];
+  return uses[v] == 1 && !result ? by[v] : -1;
+}
+
+/* An input that is only cut, with all that stands between it and the last cut, becomes a leaf of that part. */
+static void shrink(dt_graph *g, dt_input *x, const int *uses, const dt_nid *by, dt_val *now) {
+  const dt_type whole = *dt_type_of(g, x->val);
+  int64_t begin[DT_MAX_DIM] = {0};
+  dt_val part = x->val;
+  for (dt_nid i; (i = reader(g, uses, by, part)) >= 0; part = g->node.p[i].out[0]) {
+    const dt_node *n = &g->node.p[i];
+    if (n->op != DT_OP_enter && (n->op != DT_OP_slice || n->a.slice.step != 1)) break;
+    if (n->op == DT_OP_slice) begin[n->a.slice.dim] += n->a.slice.start;
+  }
+  if (dt_type_eq(dt_type_of(g, part), &whole)) return;
+  for (dt_val v = x->val; v != part; v = g->node.p[by[v]].out[0]) g->node.p[by[v]].flags |= DT_NODE_DEAD;
+  x->whole = whole;
+  memcpy(x->begin, begin, sizeof begin);
+  g->val.p[x->val].t = *dt_type_of(g, part);
+  memcpy(g->val.p[x->val].place, g->val.p[part].place, sizeof g->val.p[part].place);
+  dt_view_derive(g, g->val.p[x->val].node);
+  now[part] = x->val;
+}
+
+/* Inputs shrink to the part that this rank reads, so that it loads and keeps no more. */
+void dt_place_inputs(dt_graph *g) {
+  int *uses = dt_xalloc(sizeof *uses * (size_t)(g->val.n + 1));
+  dt_nid *by = dt_xalloc(sizeof *by * (size_t)(g->val.n + 1));
+  dt_val *now = dt_xalloc(sizeof *now * (size_t)(g->val.n + 1));
+  for (int v = 0; v < g->val.n; v++) now[v] = -1;
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    const dt_node *n = &g->node.p[i];
+    for (int k = 0; k < n->nin && !(n->flags & DT_NODE_DEAD); k++) uses[n->in[k]]++, by[n->in[k]] = i;
+  }
+  for (int i = 0; i < g->input.n; i++) shrink(g, &g->input.p[i], uses, by, now);
+  dt_edit_replace(g, 0, g->node.n, now, g->val.n);
+  for (dt_nid i = 0; i < g->node.n; i++) /* views of views */
+    if (dt_op(g->node.p[i].op)->flags & OP_VIEW && !(g->node.p[i].flags & DT_NODE_DEAD)) dt_view_derive(g, i);
+  free(uses), free(by), free(now);
 }

@@ -40,6 +40,13 @@ static inline bool dt_stage_leaf(const dt_node *n) { return dt_op(n->op)->flags 
 static inline bool dt_stage_backward(const dt_node *n) {
   return (n->phase == DT_BWD || n->phase == DT_WGT) && !dt_stage_leaf(n);
 }
+static inline bool dt_stage_again(const dt_node *n) { return n->flags & DT_NODE_RECOMPUTED; }
+/* What a stage reads for v: where another, earlier stage makes v again in backward, the value that forward made, which is sent and kept. */
+static inline dt_val dt_stage_read(const dt_cutter *c, const dt_node *node, const dt_value *val, dt_val v, int stage) {
+  const dt_node *n = &node[val[v].node];
+  int at = c->stage[val[v].node];
+  return dt_stage_again(n) && at >= 0 && at < stage ? node[n->serves].out[val[v].out] : v;
+}
 static inline int dt_stage_home(const dt_cutter *c, dt_val v) { return c->origin[c->g->val.p[v].node].home; }
 /* This rank's chunk that is the stage's copy of that way; -1: another rank has it. */
 static inline int dt_stage_mine(const dt_cutter *c, int way, int stage) {

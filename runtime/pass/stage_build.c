@@ -174,6 +174,7 @@ static int first_chunk(const builder *b, int stage) {
 }
 
 static dt_val get(builder *b, int chunk, dt_val v) {
+  if (chunk >= 0) v = dt_stage_read(b->c, b->node.p, b->val.p, v, b->stage[chunk]);
   dt_nid i = b->val.p[v].node;
   int at = b->c->stage[i];
   if (at == DT_ONCE) {

@@ -35,7 +35,7 @@ void dt_stage_backward_nodes(dt_cutter *c) {
     if (dt_stage_backward(n)) {
       int at = served >= 0 ? served : to >= 0 ? to : c->stages - 1;
       c->stage[i] = by_gradient && at > to ? to : at; /* gradients only go down */
-      o->gradient = true;
+      o->gradient = !dt_stage_again(n);
     }
     o->home = c->stage[i];
   }
@@ -75,6 +75,7 @@ typedef struct seeker {
   int stage;           /* that asks */
   int *seen, *mark;    /* [node], [value]: last stage that asked, from 1 */
   int *buf;            /* [value] buffer whose leaf this is, or -1 */
+  bool *again;         /* [node] made again in backward, and needed */
   DT_VEC(dt_val) left; /* still to be looked at */
 } seeker;
 
@@ -93,8 +94,10 @@ static void leaf_is_used(seeker *s, dt_val v, int op) {
 static void look_at(seeker *s, dt_val v) {
   dt_cutter *c = s->c;
   dt_graph *g = c->g;
+  v = dt_stage_read(c, g->node.p, g->val.p, v, s->stage);
   dt_nid i = g->val.p[v].node;
   const dt_node *n = &g->node.p[i];
+  s->again[i] = true;
   if (c->stage[i] == s->stage) return;
   if (c->stage[i] >= 0) {
     if (s->mark[v] == s->stage + 1) return;
@@ -140,9 +143,6 @@ static void find_crossings(dt_cutter *c, seeker *s) {
   dt_graph *g = c->g;
   int *first, kept = 0, last = c->stages - 1;
   dt_nid *list = by_stage(c, &first);
-  for (int b = 0; b < c->stages; b++)
-    for (int i = first[b]; i < first[b + 1]; i++)
-      for (int k = 0; k < g->node.p[list[i]].nin; k++) need(s, b, g->node.p[list[i]].in[k]);
   const dt_val also[3] = {g->loss, g->count, g->stats};
   for (int k = 0; k < 3; k++)
     if (also[k] >= 0) need(s, last, also[k]);
@@ -152,11 +152,36 @@ static void find_crossings(dt_cutter *c, seeker *s) {
       int h = dt_stage_home(c, g->node.p[i].in[k]);
       need(s, h < 0 ? 0 : h, g->node.p[i].in[k]);
     }
+  for (int b = 0; b < c->stages; b++)
+    for (int i = first[b + 1] - 1; i >= first[b]; i--) { /* readers first */
+      const dt_node *n = &g->node.p[list[i]];
+      if (dt_stage_again(n) && !s->again[list[i]])
+        c->stage[list[i]] = DT_ANYWHERE; /* later stages have forward's value */
+      else
+        for (int k = 0; k < n->nin; k++) need(s, b, n->in[k]);
+    }
   if (c->cross.n) qsort(c->cross.p, (size_t)c->cross.n, sizeof(dt_crossing), by_value);
-  for (int k = 0; k < c->cross.n; k++) /* the last loop may have asked again */
+  for (int k = 0; k < c->cross.n; k++) /* stages may have asked more than once */
     if (!kept || by_value(&c->cross.p[k], &c->cross.p[kept - 1])) c->cross.p[kept++] = c->cross.p[k];
   c->cross.n = kept;
   free(list), free(first);
+}
+
+/* What is added to a parameter's gradient is made where the parameter lies. */
+static dt_status check_gradients(const dt_cutter *c) {
+  const dt_graph *g = c->g;
+  for (int p = 0; p < g->param.n; p++) {
+    if (g->param.p[p].grad < 0) continue;
+    const dt_node *n = &g->node.p[g->val.p[g->param.p[p].grad].node];
+    for (int k = 0; n->op == DT_OP_accum_grad && k < n->nin; k++) {
+      int home = dt_stage_home(c, n->in[k]);
+      for (int w = 0; w < c->ways; w++)
+        if (home >= 0 && !(c->uses[p] >> c->map->rank[w * c->stages + home] & 1))
+          return dt_fail(c->e, DT_EBUG, NULL, "stage: stage %d makes a gradient of %s, which it does not read", home,
+                         g->param.p[p].name);
+    }
+  }
+  return DT_OK;
 }
 
 /* A buffer that a forward pass writes lies on one rank. */
@@ -186,6 +211,7 @@ dt_status dt_stage_edges(dt_cutter *c) {
   seeker s = {.c = c};
   s.seen = dt_xalloc(sizeof(int) * (size_t)(g->node.n + 1)), s.mark = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
   s.buf = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
+  s.again = dt_xalloc((size_t)g->node.n + 1);
   for (int v = 0; v < g->val.n; v++) s.buf[v] = -1;
   for (int k = 0; k < g->buf.n; k++) s.buf[g->buf.p[k].val] = k;
   find_crossings(c, &s);
@@ -195,8 +221,9 @@ dt_status dt_stage_edges(dt_cutter *c) {
       int a = w * c->stages + from, b = w * c->stages + to;
       dt_vec_push(&g->edge, ((dt_edge){a, b, c->map->rank[a], c->map->rank[b], from < to ? DT_FWD : DT_BWD}));
     }
-  dt_status st = c->st ? c->st : check_buffers(c, &s);
-  free(s.seen), free(s.mark), free(s.buf);
+  dt_status st = c->st ? c->st : check_gradients(c);
+  if (!st) st = check_buffers(c, &s);
+  free(s.seen), free(s.mark), free(s.buf), free(s.again);
   dt_vec_free(&s.left);
   return st;
 }

@@ -291,6 +291,19 @@ void dt_plan_collectives(const dt_plan *p, dt_str *out) {
   }
 }
 
+void dt_plan_part(const dt_plan *p, int *part, int *parts) {
+  *part = 0, *parts = 1;
+  for (int i = 0; i < p->g->input.n; i++) {
+    const dt_input *x = &p->g->input.p[i];
+    int64_t len = dt_type_of(p->g, x->val)->dim[0], whole = x->whole.nd ? x->whole.dim[0] : len;
+    bool equal = len && whole % len == 0 && x->begin[0] % len == 0;
+    int at = equal ? (int)(x->begin[0] / len) : 0, of = equal ? (int)(whole / len) : 1;
+    if (i && (at != *part || of != *parts)) at = 0, of = 1;
+    *part = at, *parts = of;
+    if (of == 1) return;
+  }
+}
+
 int64_t dt_plan_slots(dt_plan *const *p, int n) {
   int64_t sum = 0;
   int chunks = 0;

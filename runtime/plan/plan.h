@@ -88,6 +88,8 @@ int64_t dt_plan_slots(dt_plan *const *p, int n);
 int64_t dt_plan_rings(dt_plan *const *p, int n);
 void dt_plan_text(const dt_plan *p, dt_str *out);        /* canonical: one line an instruction */
 void dt_plan_collectives(const dt_plan *p, dt_str *out); /* one line a collective, in order: for ranks to compare */
+/* All inputs of the plan are the same part of a microbatch's rows: which (from 0), of how many equal ones; 0 of 1 where they are not. */
+void dt_plan_part(const dt_plan *p, int *part, int *parts);
 /* Must x wait for the communication c? Whoever touches what c writes, or writes what c reads, must. */
 bool dt_instr_disturbs(const dt_plan *p, const dt_instr *x, const dt_instr *c);
 

@@ -1,20 +1,13 @@
-/* See folder.h. The lock is flock's, which the kernel drops with the process; where a file system has none, the host and the process named in
- * run.json decide. Called by ckpt.c and the bindings; rank 0 alone holds and tidies folders. */
+/* Checkpoints in a folder and the files in it, see folder.h. Called by read.c, write.c and the bindings; rank 0 alone tidies folders. */
 #include "folder.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
-#include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "manifest.h"
-
-#define RUN_FILE "run.json"
 
 /* ---- files ---- */
 dt_status dt_own_open(const char *path, int flags, int *out, dt_err *e) {
@@ -72,83 +65,6 @@ dt_status dt_fd_hash(int fd, const char *path, int64_t at, int64_t n, uint64_t *
   *hash = dt_hash_end(h);
   free(buf);
   return st;
-}
-
-/* ---- the hold ---- */
-static void read_run(int fd, char run[40], char host[128], int64_t *pid, char since[40]) {
-  char text[1024];
-  json_error_t why;
-  ssize_t n = pread(fd, text, sizeof text, 0);
-  json_t *o = n > 0 ? json_loadb(text, (size_t)n, 0, &why) : NULL;
-  const char *r = json_string_value(json_object_get(o, "run")), *h = json_string_value(json_object_get(o, "host")),
-             *s = json_string_value(json_object_get(o, "started"));
-  snprintf(run, 40, "%s", r ? r : "");
-  snprintf(host, 128, "%s", h ? h : "");
-  snprintf(since, 40, "%s", s ? s : "?");
-  *pid = json_integer_value(json_object_get(o, "process"));
-  json_decref(o);
-}
-
-/* Where the file system has no locks: whether the process that run.json names is gone. */
-static bool is_dead(const char *host, int64_t pid) {
-  char here[128] = "";
-  gethostname(here, sizeof here - 1);
-  return !pid || (!strcmp(host, here) && kill((pid_t)pid, 0) && errno == ESRCH) ||
-         (!strcmp(host, here) && pid == getpid());
-}
-
-dt_status dt_hold_take(dt_hold *h, const char *dir, dt_err *e) {
-  static const struct timespec nap = {0, 100000000};
-  char host[128], since[40];
-  int64_t pid;
-  *h = (dt_hold){.fd = -1};
-  DT_TRY(dt_dir_make(dir, e));
-  char *path = dt_path_join(dir, RUN_FILE);
-  dt_status st = dt_own_open(path, O_RDWR | O_CREAT, &h->fd, e);
-  free(path);
-  if (st) return st;
-  int rc = flock(h->fd, LOCK_EX | LOCK_NB);
-  for (int i = 0; rc && errno == EWOULDBLOCK && i < 20; i++) {
-    nanosleep(&nap, NULL);
-    rc = flock(h->fd, LOCK_EX | LOCK_NB);
-  }
-  bool others = rc && errno == EWOULDBLOCK;
-  read_run(h->fd, h->run, host, &pid, since);
-  if (rc && !others) others = !is_dead(host, pid);
-  if (others) {
-    close(h->fd), h->fd = -1;
-    return dt_fail(
-        e, DT_EUSER, NULL,
-        "%s: belongs to a run that is under way: process %lld on %s, started %s; give this one another folder, or "
-        "end that one%s",
-        dir, (long long)pid, host, since,
-        errno == EWOULDBLOCK ? "" : " (if it is dead, remove " RUN_FILE " from the folder)");
-  }
-  h->dir = dt_xstrdup(dir);
-  return DT_OK;
-}
-
-dt_status dt_hold_name(dt_hold *h, const char *run, dt_err *e) {
-  char host[128] = "", since[40], *path = dt_path_join(h->dir, RUN_FILE);
-  time_t now = time(NULL);
-  struct tm t;
-  gethostname(host, sizeof host - 1);
-  strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &t));
-  dt_str s = {0};
-  dt_str_add(&s, "{\"run\": \"%s\", \"host\": \"%s\", \"process\": %ld, \"started\": \"%s\"}\n", run, host,
-             (long)getpid(), since);
-  dt_status st = ftruncate(h->fd, 0) ? dt_io_fail(e, path, "write the file", errno) : DT_OK;
-  if (!st) st = dt_fd_write(h->fd, path, s.p, s.n, 0, e);
-  snprintf(h->run, sizeof h->run, "%s", run);
-  dt_str_free(&s);
-  free(path);
-  return st;
-}
-
-void dt_hold_drop(dt_hold *h) {
-  if (h->dir && h->fd >= 0) close(h->fd);
-  free(h->dir);
-  *h = (dt_hold){.fd = -1};
 }
 
 /* ---- checkpoints ---- */

@@ -9,9 +9,11 @@ typedef struct dt_hold {
   int fd; /* -1: none */
   char *dir;
   char run[40]; /* id of the run that had the folder before, empty: none */
+  struct pulse
+      *pulse; /* where the file system has no locks: counts in run.json while this process lives; NULL: it is locked */
 } dt_hold;
 /* Makes the folder and takes it for this process; the hold of a process that is dead does not count. Waits for two seconds for one that is just
- * ending. An error names the run that has it, its process and host. */
+ * ending; without locks, for a minute for the count of one on another host. An error names the run that has it, its process and host. */
 dt_status dt_hold_take(dt_hold *h, const char *dir, dt_err *e);
 dt_status dt_hold_name(dt_hold *h, const char *run, dt_err *e); /* the folder is this run's from now on */
 void dt_hold_drop(dt_hold *h);                                  /* also of a zeroed one */

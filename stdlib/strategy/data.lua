@@ -15,7 +15,7 @@ function D.check(p)
     util.fail("dt.job: parallel: data wants \"auto\" or a number of ranks, got %s", util.show(p.data))
   end
   p.gradient = util.options("dt.job: parallel: gradient", p.gradient, { { "bucket_mb", "positive" },
-    { "first_bucket_mb", "positive", 1 }, { "dtype", "string", choices = { "f32", "bf16", "f16" } },
+    { "first_bucket_mb", "positive" }, { "dtype", "string", choices = { "f32", "bf16", "f16" } },
     { "order", "string", "ready", choices = { "ready", "registration" } },
     { "every", "string", "step", choices = { "step", "micro" } }, { "hook", "callable" } })
   if p.gradient.hook and p.gradient.dtype then
@@ -26,10 +26,10 @@ end
 
 function D.axes(p) return { { name = "data", size = p.data, splits = "samples" } } end
 
-function D.wire(p, o)
+function D.wire(p)
   local g = p.gradient
-  return { bucket_mb = g.bucket_mb or ((p.zero or 0) >= 2 and 8 or 25), first_bucket_mb = g.first_bucket_mb,
-    wire = g.dtype or o.precision, by_registration = g.order == "registration" }
+  return { bucket_mb = g.bucket_mb, first_bucket_mb = g.first_bucket_mb, dtype = g.dtype,
+    by_registration = g.order == "registration" or nil }
 end
 
 function D.reduce(bucket, info, p)

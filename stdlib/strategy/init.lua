@@ -11,6 +11,7 @@
 --   place(g, p, mesh)        g:place(what, { axis = "S(0)" }) says where a parameter, an input or what a node makes lies
 --   rule(node, axis, p)      where an operation's inputs must lie on an axis and its results then do (rule.lua); nil: as the
 --                            library says
+--   precision(node, p)       the dtype in which an operation computes: "f32", "bf16", "f16", or nil (the job's)
 --   recompute(g, p)          what backward makes again: { ops =, segments =, communication = }, or nil
 --   buckets(parameters, p)   list of lists of names: which gradients travel together, first things first; nil: by size
 --   keep(parameter, p)       nil (whole), or { states =, gradients =, parameters = lists of axes that share them, gather = "use" or
@@ -21,7 +22,8 @@
 --   replicas(p)              "equal" (nil), "differ", or "alone": with other first values, each seeing every sample
 --   between                  { every = function(p) -> steps or nil, declare = function(g, p) (in the training graph),
 --                            trace = function(g, p) }: a plan of its own that runs after every so many steps
---   wire(p)                  how gradients travel by default: { bucket_mb =, first_bucket_mb =, dtype =, by_registration = }
+--   wire(p)                  how gradients travel where buckets and reduce say nothing: { bucket_mb =, first_bucket_mb =, dtype =,
+--                            by_registration = }, each of which one strategy may say
 --   cut(g, p)                where stages 1, 2, ... of an axis of stages begin: for each a parameter's name, or a list of names; nil:
 --                            balanced
 --   schedule                 { place = function(stage, ranks, chunks) -> rank, order = function(rank, ranks, microbatches, chunks) ->
@@ -44,10 +46,14 @@ for _, name in ipairs(own) do -- a file that is taken away takes its strategy wi
 end
 
 local form = { { "name", "string" }, { "options", "table" }, { "check", "function" }, { "axes", "function" },
-  { "rewrite", "function" }, { "place", "function" }, { "rule", "function" }, { "recompute", "function" },
+  { "rewrite", "function" }, { "place", "function" }, { "rule", "function" }, { "precision", "function" },
+  { "recompute", "function" },
   { "buckets", "function" }, { "keep", "function" }, { "reduce", "function" }, { "gather", "function" },
   { "update", "function" }, { "replicas", "function|string" }, { "between", "table" }, { "wire", "function" },
   { "fit", "function" }, { "variants", "table" }, { "cut", "function" }, { "schedule", "function|table" } }
+
+--- The names of all verbs.
+M.verbs = util.map(form, function(row) return row[1] end)
 
 local Strategy = { __name = "strategy" }
 Strategy.__index = Strategy
@@ -199,6 +205,24 @@ function M.among(mesh, rank, what)
 end
 
 -- ---- asking ----
+local wire_rows = { { "bucket_mb", "positive" }, { "first_bucket_mb", "positive" },
+  { "dtype", "string", choices = { "f32", "bf16", "f16" } }, { "by_registration", "boolean" } }
+
+--- How gradients travel, into what graph:compile is told; without a strategy that says so in the job's dtype.
+function Strategy:wire(options)
+  local from = {}
+  options.wire = options.precision
+  for _, s in ipairs(self:with "wire") do
+    local answer = util.options(("wire of strategy %s"):format(s.name), s.wire(self.p), wire_rows, util.defined_at(s.wire))
+    for key, v in util.sorted(answer) do
+      if from[key] then
+        util.fail("dt.job: parallel: the strategies %s and %s both say %s of wire; leave one of them out", from[key], s.name, key)
+      end
+      from[key], options[key == "dtype" and "wire" or key] = s.name, v
+    end
+  end
+end
+
 --- The one answer to a question that one strategy may answer: nil, or what ask(s) returned; two answers are an error.
 function Strategy:one(what, ask)
   local answer, from
@@ -238,6 +262,22 @@ function Strategy:schedule()
   return self.order
 end
 
+--- The dtypes in which operations compute, where strategies say so.
+function Strategy:precision(graph)
+  if #self:with "precision" == 0 then return end
+  for _, n in ipairs(util.filter(graph:nodes(), function(n) return #n.inputs > 0 end)) do
+    local dtype = self:one("precision", function(s)
+      local d = s.precision(n, self.p)
+      if d ~= nil and not util.contains({ "f32", "bf16", "f16" }, d) then
+        util.fail_at(util.defined_at(s.precision), "precision of strategy %s, for %s: \"f32\", \"bf16\", \"f16\" or nil, got %s",
+          s.name, n.op, util.show(d))
+      end
+      return d
+    end)
+    if dtype then graph:precision(n, dtype) end
+  end
+end
+
 --- What the strategies say of the traced graph, in whole shapes: what persists besides the model (in training), what is computed
 --- otherwise, where things lie, and what backward makes again.
 function Strategy:place(graph, mesh, train)
@@ -246,6 +286,7 @@ function Strategy:place(graph, mesh, train)
   for _, s in ipairs(self:with "rewrite") do s.rewrite(graph, p, mesh) end
   for _, s in ipairs(self:with "place") do s.place(graph, p, mesh) end
   graph:settle()
+  self:precision(graph)
   local again = self:one("recompute", function(s) return s.recompute(graph, p) end)
   if again then graph:recompute(again) end
 end
@@ -301,9 +342,7 @@ end
 function Strategy:compile(options, graph, how)
   local p = self.p
   options.replicas, options.rule = self:replicas(), rule.new(self)
-  for _, s in ipairs(self:with "wire") do
-    for key, v in util.sorted(s.wire(p, options)) do options[key] = v end
-  end
+  self:wire(options)
   if #self:with "keep" > 0 then
     options.keep = function(q) return self:one("keep", function(s) return s.keep(q, p) end) end
   end

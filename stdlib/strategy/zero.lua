@@ -28,4 +28,9 @@ function Z.keep(parameter, p)
     each = gradient.every }
 end
 
+--- Buckets that are reduced in each microbatch, or gathered around each use, are smaller than those of a whole step.
+function Z.wire(p)
+  if p.zero >= 2 and not (p.gradient and p.gradient.bucket_mb) then return { bucket_mb = 8 } end
+end
+
 return Z

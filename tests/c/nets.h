@@ -52,7 +52,7 @@ static inline dt_val net_param(dt_build *at, const char *name, int nd, const int
 }
 static inline dt_val net_input(dt_build *at, const char *name, int nd, const int64_t *dim) {
   dt_type t = dt_type_make(DT_F32, nd, dim);
-  dt_input x = {name, dt_build_leaf(at, DT_OP_input, &t, name)};
+  dt_input x = {.name = name, .val = dt_build_leaf(at, DT_OP_input, &t, name)};
   dt_vec_push(&at->g->input, x);
   return x.val;
 }

@@ -229,6 +229,37 @@ T_TEST ("a large step is fetched ahead, the same bits; seek; end of the last epo
   dt_dataset_free(ds);
   free(x);
 }
+T_TEST ("a part of each microbatch's rows holds the rows that the whole has there") {
+  enum { N = 40 };
+  int64_t x[N], n = N;
+  for (int i = 0; i < N; i++) x[i] = 100 + i;
+  dt_type t = dt_type_make(DT_I64, 1, &n);
+  dt_view v = dt_view_make(x, &t);
+  static const char *const names[1] = {"inputs"};
+  const int64_t want[3] = {10, 12, 18};
+  for (int part = 0; part < 3; part++) {
+    dt_dataset *ds;
+    dt_loader *l;
+    dt_batch b;
+    int64_t held = 0;
+    int bad = 0;
+    T_CHECK(dt_data_tensors(names, &v, 1, NULL, 0, &ds, &e) == DT_OK);
+    dt_loader_opts o = {.global = 16, .micro = 7, .size = 1, .seed = 5, .shuffle = true, .part = part, .parts = 3};
+    T_CHECK(dt_loader_new(ds, &o, &l, &e) == DT_OK);
+    for (int s = 0; s < 3; s++) {
+      if (dt_loader_next(l, &b, &e)) bad++;
+      for (int m = 0; m < b.nmicro; m++) {
+        const dt_micro *q = &b.micro[m];
+        if (q->first != q->n * part / 3 || q->first + q->held != q->n * (part + 1) / 3) bad++;
+        for (int64_t i = 0; i < q->held; i++, held++)
+          if (((int64_t *)q->field[0])[i] != 100 + q->sample[q->first + i]) bad++;
+      }
+    }
+    T_CHECK(!bad && held == want[part]); /* of microbatches of 7, 7, 2, 7, 7, 2, 7 and 1 */
+    dt_loader_free(l);
+    dt_dataset_free(ds);
+  }
+}
 T_TEST ("tensors: strides, an explicit order longer than the set, messages") {
   float x[12], y[4] = {10, 11, 12, 13};
   for (int i = 0; i < 12; i++) x[i] = (float)i;

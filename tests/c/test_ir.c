@@ -444,7 +444,7 @@ static void build_model(dt_graph *g) {
   g->rows = 4;
   g->mesh = (dt_mesh){.naxes = 1, .name = {"data"}, .size = {2}, .role = {DT_AXIS_SAMPLES}};
   dt_val x = leaf(g, "f32[4,6]", DT_OP_input, "x");
-  dt_input in = {"x", x};
+  dt_input in = {.name = "x", .val = x};
   dt_vec_push(&g->input, in);
   dt_val w = param(g, "f32[6,6]", "w", true), f = param(g, "f32[6]", "frozen", false);
   param(g, "f32[6]", "unused", true);

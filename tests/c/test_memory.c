@@ -20,7 +20,7 @@ static void plan(chain *c) {
   dt_build b = dt_build_at(g, DT_FWD);
   dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){16, 16});
   c->x = dt_build_leaf(&b, DT_OP_input, &t, "x");
-  dt_vec_push(&g->input, ((dt_input){"x", c->x}));
+  dt_vec_push(&g->input, ((dt_input){.name = "x", .val = c->x}));
   c->y = dt_build2(&b, DT_OP_matmul, c->x, c->x);
   c->z = dt_build2(&b, DT_OP_matmul, c->y, c->y);
   c->tail = dt_build_slice(&b, c->y, 0, 8, 16);

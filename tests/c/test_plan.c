@@ -23,8 +23,8 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   b.at.file = "mlp.lua", b.at.line = 1;
   dt_type tx = dt_type_make(DT_F32, 2, (int64_t[]){rows, IN}),
           ty = dt_type_make(DT_F32, 2, (int64_t[]){rows, tied ? IN : OUT});
-  dt_input ix = {"inputs", dt_build_leaf(&b, DT_OP_input, &tx, "inputs")},
-           iy = {"targets", dt_build_leaf(&b, DT_OP_input, &ty, "targets")};
+  dt_input ix = {.name = "inputs", .val = dt_build_leaf(&b, DT_OP_input, &tx, "inputs")},
+           iy = {.name = "targets", .val = dt_build_leaf(&b, DT_OP_input, &ty, "targets")};
   dt_vec_push(&g->input, ix);
   dt_vec_push(&g->input, iy);
   const char *name[4] = {"up.weight", "up.bias", "down.weight", "down.bias"};
@@ -65,7 +65,7 @@ static dt_graph *cnn(int64_t rows) {
   b.at.file = "cnn.lua", b.at.line = 1;
   dt_type tx = dt_type_make(DT_F32, 4, (int64_t[]){rows, 2, 9, 9}),
           tw[2] = {dt_type_make(DT_F32, 4, (int64_t[]){4, 2, 3, 3}), dt_type_make(DT_F32, 4, (int64_t[]){3, 4, 3, 3})};
-  dt_input ix = {"inputs", dt_build_leaf(&b, DT_OP_input, &tx, "inputs")};
+  dt_input ix = {.name = "inputs", .val = dt_build_leaf(&b, DT_OP_input, &tx, "inputs")};
   dt_vec_push(&g->input, ix);
   dt_val y = ix.val;
   for (int i = 0; i < 2; i++) {

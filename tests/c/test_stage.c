@@ -42,7 +42,7 @@ static dt_graph *net(int ranks, int layers, int what, int blocks) {
   b->at.file = "net.lua", b->at.line = 1;
   dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){4, 64});
   dt_val x = dt_build_leaf(b, DT_OP_input, &t, "inputs"), skip = -1, first = -1, mask = x;
-  dt_vec_push(&g->input, ((dt_input){"inputs", x}));
+  dt_vec_push(&g->input, ((dt_input){.name = "inputs", .val = x}));
   for (int i = 0; i < 64 && what & MASK; i++) mask = dt_build2(b, DT_OP_add, dt_build2(b, DT_OP_mul, mask, mask), mask);
   for (int i = 0; i < layers; i++) {
     char name[16];

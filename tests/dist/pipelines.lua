@@ -9,7 +9,7 @@ local engines = require "dtrain.engine"
 local nn, optim, data = dt.nn, dt.optim, dt.data
 
 local args = dt.args { pipeline = 1, save = "", want = "", models = "tied,untied,skip,shared", schedules = "gpipe,1f1b,interleaved,zb_h1,own",
-  micros = "1,3,4,8", precision = "f32", clip = 0.0, steps = 5, zero = 0 }
+  micros = "1,3,4,8", precision = "f32", clip = 0.0, steps = 5, zero = 0, recompute = "none" }
 
 local Net = nn.module "Net"
 function Net:init()
@@ -83,15 +83,15 @@ local both = { place = function(stage, ranks) return { stage, ranks - 1 - stage 
 local schedules = { own = own, v = v, both = both }
 
 local function job(model, schedule, micro)
-  local gpt = model == "tied" or model == "untied"
+  local gpt = model == "tied" or model == "untied" or model == "few" -- few: stages begin inside blocks
   local set = gpt and text(44) or data.synthetic { inputs = { 6 }, targets = { 3 }, samples = 44 }
   return dt.job {
-    model = gpt and nn.GPT { vocab = 30, layers = 8, heads = 2, width = 8, context = 10, dropout = 0.1, tied = model == "tied" } or model == "skip" and Net()
+    model = gpt and nn.GPT { vocab = 30, layers = model == "few" and 5 or 8, heads = 2, width = 8, context = 10, dropout = 0.1, tied = model ~= "untied" } or model == "skip" and Net()
       or Shared(),
     loss = gpt and nn.CrossEntropy() or nn.MSE(), data = { train = set:subset(0, 28), valid = set:subset(28, 44) },
     batch = { global = 8, micro = -(-8 // micro) }, steps = args.steps, precision = args.precision, clip = args.clip > 0 and args.clip or nil,
     optimizer = optim.AdamW { lr = 1e-2 }, eval = { metrics = { "loss" } },
-    parallel = { pipeline = args.pipeline, schedule = schedules[schedule] or schedule, zero = args.zero } }
+    parallel = { pipeline = args.pipeline, schedule = schedules[schedule] or schedule, zero = args.zero, recompute = args.recompute } }
 end
 
 local function train(model, schedule, micro)

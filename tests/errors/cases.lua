@@ -380,6 +380,11 @@ verb("two strategies that reduce", "reduce = function(b) return b:all_reduce 'da
 verb("buckets that leave a parameter out", "buckets = function(l) return { { l[1].name } } end", "is in no bucket; every parameter of the list must be in one")
 verb("buckets with a parameter twice", "buckets = function(l) return { { l[1].name, l[1].name } } end", "is in two buckets")
 verb("a keep that mixes axes", "keep = function() return { states = {}, gradients = { 'data' } } end", "states, gradients and parameters are in shares over the same axes, or whole")
+verb("two strategies that say one thing of wire", "wire = function() return { bucket_mb = 1 } end }, { wire = function() return { bucket_mb = 2 } end",
+  "the strategies strategies%[1%] and strategies%[2%] both say bucket_mb of wire; leave one of them out")
+verb("a wire of an unknown key", "wire = function() return { bucketmb = 1 } end", "wire of strategy strategies%[1%] has no option 'bucketmb'; did you mean 'bucket_mb'", "more")
+verb("a precision that is none", "precision = function() return 'i8' end", "precision of strategy strategies%[1%], for linear: \"f32\", \"bf16\", \"f16\" or nil, got \"i8\"", "more")
+verb("two strategies of precision", "precision = function() return 'f32' end }, { precision = function() return 'bf16' end", "strategies%[1%] and strategies%[2%] both say precision")
 verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")
 local function rule(name, answer, says)
   parallel("a rule " .. name, ([[strategies = { { axes = function() return { { name = "mine", size = 2 } } end, place = function(g) ]]

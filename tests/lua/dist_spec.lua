@@ -181,7 +181,7 @@ describe("a rank that waits", function()
     local code, text = stalled "if dt.rank() == 0 then require 'dtrain.core'.sleep(4.5) end dt.barrier()"
     assert.are.equal(0, code, text)
     assert.matches("has waited 1 s for rank 0", text)
-    assert.matches("has waited 2 s for rank 0", text)
+    assert.matches("has waited [23] s for rank 0", text)
   end)
   it("ends the job where DT_STALL_ABORT asks for it", function()
     local code, text, seconds = stalled("if dt.rank() == 0 then require 'dtrain.core'.sleep(20) end dt.barrier()", "DT_STALL_ABORT=1")

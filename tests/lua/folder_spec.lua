@@ -107,6 +107,61 @@ describe("two jobs in one folder", function()
   end)
 end)
 
+describe("a folder on a file system without locks", function()
+  -- Takes flock away, gives this process the name of a host, and shortens its naps.
+  local shim = [[
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+int flock(int fd, int how) { (void)fd, (void)how; errno = ENOLCK; return -1; }
+int gethostname(char *name, size_t n) { strncpy(name, getenv("SHIM_HOST"), n); return 0; }
+int nanosleep(const struct timespec *t, struct timespec *left) {
+  int (*real)(const struct timespec *, struct timespec *) = (int (*)(const struct timespec *, struct timespec *))dlsym(RTLD_NEXT, "nanosleep");
+  struct timespec s = *t;
+  if (getenv("SHIM_FAST") && s.tv_sec) s = (struct timespec){0, s.tv_sec * 20000000};
+  return real(&s, left);
+}]]
+  -- A folder with the shim and a script of many steps; on(host, more) is the start of a command there.
+  local function made()
+    local dir = support.folder()
+    support.write(dir .. "/shim.c", shim)
+    sh(dir, "${CC:-cc} -shared -fPIC -o shim.so shim.c -ldl 2>&1")
+    put(dir, { steps = "100000000" })
+    return dir, function(host, more)
+      return ("env LD_PRELOAD=%s/shim.so ASAN_OPTIONS=verify_asan_link_order=0 SHIM_HOST=%s %s %s a.lua --quiet"):format(dir, host, more or "",
+        support.quote(support.dtrain))
+    end
+  end
+  local saved = "for i in $(seq 200); do [ -e ck/step-00000002 ] && break; sleep 0.05; done; "
+  it("is refused while its run lives, on its own host and on another", function()
+    local dir, on = made()
+    local text = sh(dir, on "one" .. " & pid=$!; " .. saved .. on "one" .. " --resume auto 2>&1; echo code $?; " .. on "two"
+      .. " --resume auto 2>&1; echo code $?; kill -0 $pid && echo alive; kill -TERM $pid; wait $pid; echo first $?")
+    local refused = "ck: belongs to a run that is under way: process %d+ on one, started [^\n]*%(if it is dead, remove run.json from the folder%)\ncode 1\n"
+    assert.matches(refused .. ".*for 60 s this looks whether process %d+ on one.-" .. refused .. "alive\nfirst 75", text)
+    assert.is_truthy(support.read(dir .. "/ck/run.json"):find('"process": 0', 1, true)) -- let go
+  end)
+  it("is free once its run is dead, at once on its own host and after a while on another", function()
+    local dir, on = made()
+    for _, host in ipairs { "one", "two" } do
+      local text = sh(dir, on "one" .. " --overwrite & pid=$!; sleep 1; " .. saved .. "kill -9 $pid; wait $pid; "
+        .. on(host, host == "two" and "SHIM_FAST=1" or "") .. " --resume auto --steps 1 2>&1; echo code $?")
+      assert.matches("code 0\n$", text)
+      assert.are.equal(host == "two", text:find("for 60 s this looks", 1, true) ~= nil, text)
+    end
+  end)
+  it("is one's of two that come at once", function()
+    local dir, on = made()
+    local text = sh(dir, on "one" .. " > 1 2>&1 & a=$!; " .. on "two" .. " > 2 2>&1 & b=$!; " .. saved .. [[sleep 8
+      kill -TERM $a $b 2> /dev/null; wait $a; x=$?; wait $b; echo $x $?; cat 1 2]])
+    assert.is_truthy(text:find "1 75\n" or text:find "75 1\n", text)
+    assert.matches("belongs to a run that is under way", text)
+  end)
+end)
+
 describe("what lies in the folder and is not ours", function()
   it("is not followed: links to folders outside stay full", function()
     local dir = support.folder()
@@ -340,6 +395,21 @@ describe("ranks", function()
       assert.is_truthy(text:find(c[3], 1, true) and text:find "must make the same calls in the same order", text)
     end)
   end
+  it("of which two on one host disagree all learn of it, also those of the other host", function()
+    local dir = support.folder()
+    support.write(dir .. "/a.lua", (script { checkpoint = "nil" }):gsub("return dt.job", "local job = dt.job") .. [[
+
+local e = dt.engine(job)
+e:step()
+local _, message = pcall(dt.rank() == 1 and dt.barrier or e.step, dt.rank() == 1 and nil or e)
+io.stderr:write(("told %d: %s\n"):format(dt.rank(), message))
+require "dtrain.core".sleep(2)
+os.exit(3)]])
+    local code, text, seconds = run(dir, "", { ranks = 4, seconds = 20, env = "DT_COMM_HOSTS=2" })
+    assert.are_not.equal(0, code)
+    for r = 0, 3 do assert.matches(("told %d: [^\n]*rank %%d is at [^\n]*, rank %%d at [^\n]*must make the same calls"):format(r), text) end
+    assert.is_true(seconds < 10, text)
+  end)
   for _, c in ipairs { { "data", "{}" }, { "tensor", "{ tensor = 2 }" } } do
     it(("whose replicas of a parameter drift apart over %s are told which"):format(c[1]), function()
       local dir = support.folder()

@@ -1,4 +1,5 @@
 -- Strategies are Lua alone: no C file names one of them or an axis, and each of the library's can be taken away.
+require "dtrain" -- opens the searcher of what follows
 local support = require "support"
 
 describe("no file under runtime/ or lua/ names", function()
@@ -11,6 +12,32 @@ describe("no file under runtime/ or lua/ names", function()
       assert.are.equal(1, code, text)
     end)
   end
+end)
+
+describe("a strategy of the library", function()
+  for _, name in ipairs { "data", "zero", "local_sgd", "tensor", "pipeline", "recompute" } do
+    it(name .. ".lua has at most 80 lines of code", function()
+      local n = 0
+      for line in io.lines("stdlib/strategy/" .. name .. ".lua") do
+        if line:find "%S" and not line:find "^%s*%-%-" then n = n + 1 end
+      end
+      assert.is_true(n <= 80, n)
+    end)
+  end
+
+  it("is made of the verbs that docs/parallelism.md shows", function()
+    local rows, shown = support.read "docs/parallelism.md":match "| verb | decides | example |(.-)\n\n", {}
+    local verbs = require "dtrain.strategy".verbs
+    for row in rows:gmatch "\n| (`[^|]+) |[^|]+|[^|]+|" do
+      for verb in row:gmatch "`([%a]+)" do shown[verb] = true end
+    end
+    for _, verb in ipairs(verbs) do assert.is_true(shown[verb], verb .. " is in no row of the table of verbs") end
+    for _, name in ipairs { "data", "zero", "local_sgd", "tensor", "pipeline", "recompute" } do
+      local known = {}
+      for _, verb in ipairs(verbs) do known[verb] = true end
+      for key in pairs(require("dtrain.strategy." .. name)) do assert.is_true(known[key], name .. " has " .. key) end
+    end
+  end)
 end)
 
 describe("without", function()

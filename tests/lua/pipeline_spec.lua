@@ -90,6 +90,11 @@ describe("training on a pipeline equals one process", function()
       compare(("--zero %d --pipeline 2 --micros 3,8 --schedules zb_h1,v,both --models tied,shared"):format(zero), 4, 2e-5, 12)
     end)
   end
+  it("with blocks made again in backward, in the midst of which stages begin", function()
+    reference "--models few"
+    compare("--recompute full --models few --pipeline 2 --micros 2,8 --schedules 1f1b,interleaved,zb_h1,v,both", 2, 2e-5, 10)
+    compare("--recompute full --models few --pipeline 4 --micros 4 --schedules interleaved,both --zero 1", 4, 2e-5, 2)
+  end)
   it("with clipping, on 2 pipelines of 2", function()
     reference "--clip 0.1 --models tied"
     compare("--clip 0.1 --models tied --pipeline 2 --micros 4 --schedules 1f1b,both", 4, 2e-5, 2)

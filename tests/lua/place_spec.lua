@@ -47,3 +47,37 @@ describe("divided over", function()
     end
   end
 end)
+
+describe("inputs that are divided by their samples", function()
+  -- How often each sample was asked for in a step, and by how many ranks.
+  local function asked(ranks, words)
+    local code, text = support.run("tests/dist/rows.lua --loop " .. words, { ranks = ranks })
+    assert(code == 0, text)
+    local times, n = {}, {}
+    for rank, list in text:gmatch "rank (%d+): ([%d ]*)%." do
+      for i in list:gmatch "%d+" do
+        times[i], n[rank] = (times[i] or 0) + 1, (n[rank] or 0) + 1
+      end
+    end
+    return times, n
+  end
+  for _, c in ipairs { { 2, "", 1, 12 }, { 4, "", 1, 6 }, { 4, "--rows 4", 1, 6 }, { 2, "--targets=false", 1, 12 } } do
+    it(("are loaded %d times in all by %d ranks, %s"):format(c[3], c[1], c[2]), function()
+      local times, n = asked(c[1], c[2])
+      for i = 0, 23 do assert.are.equal(c[3], times[tostring(i)], "sample " .. i) end
+      for rank = 0, c[1] - 1 do assert.are.equal(c[4], n[tostring(rank)], "rank " .. rank) end
+    end)
+  end
+  for _, rows in ipairs { 2, 4 } do
+    it(("equal one process, and take 1/%d of the memory"):format(rows), function()
+      local code, text = support.run(("check tests/dist/rows.lua --ranks %d --rows %d"):format(rows, rows))
+      assert.are.equal(0, code, text)
+      local function planned(n)
+        local done, out = support.run(("plan tests/dist/rows.lua --ranks %d --rows %d --width 1024"):format(n, n))
+        assert(done == 0, out)
+        return tonumber((out:match "\ninputs and buffers +([%d,]+)":gsub(",", "")))
+      end
+      assert.are.equal((12 - 12 // rows) * (1024 + 16) * 4, planned(1) - planned(rows))
+    end)
+  end
+end)

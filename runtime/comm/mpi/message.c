@@ -50,12 +50,14 @@ dt_status dtm_check_mpi(int rc, const char *what, dt_err *e) {
   return dtm_host->fail(e, DT_ECOMM, NULL, "%s: %s; did a peer fail, or make another call?", what, text);
 }
 
-void dtm_pause(const dtm_comm *c, int64_t turn, dtm_delay *w, dtm_kind kind, int64_t n, int peer) {
+dt_status dtm_pause(dtm_comm *c, int64_t turn, dtm_delay *w, dtm_kind kind, int64_t n, int peer, dt_err *e) {
   static const struct timespec nap = {0, 20000};
   sched_yield();
-  if (turn < 20000) return;
+  if (turn < 20000) return DT_OK;
   nanosleep(&nap, NULL);
-  if (turn % 1024 == 0) dtm_stall(c, w, kind, n, peer);
+  if (turn % 1024) return DT_OK;
+  dtm_stall(c, w, kind, n, peer);
+  return dtm_alarm(c, e);
 }
 
 /* Until all n requests are done. Polls, first fast, then yielding the core, then in short sleeps. */
@@ -68,7 +70,7 @@ static dt_status poll(dtm_comm *c, MPI_Request *req, int n, dtm_kind kind, int64
     DT_TRY(dtm_sign_look(c, e));
     int open = 0;
     while (open < n - 1 && req[open] == MPI_REQUEST_NULL) open++;
-    if (turn >= c->spin) dtm_pause(c, turn, &delay, kind, size, peer[open]);
+    if (turn >= c->spin) DT_TRY(dtm_pause(c, turn, &delay, kind, size, peer[open], e));
   }
 }
 

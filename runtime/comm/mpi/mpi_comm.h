@@ -5,7 +5,9 @@
  * loop of our own, which notices a stall (shm.c: meet; message.c: dtm_x_wait).
  *
  * Invariant of a meeting: every rank of the host arrives the same number of times in the same order, each time with a
- * signature of the call that it is in; a difference is an error on all of them before data is touched. */
+ * signature of the call that it is in; a difference is an error on all of them before data is touched.
+ *
+ * A communicator whose ranks disagree is broken: its ranks, on any host, get that error in the call that they are in or make next (sign.c). */
 #ifndef DT_MPI_COMM_H
 #define DT_MPI_COMM_H
 #include <mpi.h>
@@ -47,9 +49,13 @@ enum {
   DTM_MESSAGE_MAX = 1 << 30
 };
 
-/* What each rank of a host shares with the others of one communicator: 2 posts, 2 slots, 2 halves of scratch. */
+enum { DTM_WHY = 1024 }; /* bytes of the text that says why a communicator is broken */
+
+/* What each rank of a host shares with the others of one communicator: 2 posts, why it is broken, 2 slots, 2 halves of scratch. */
 typedef struct dtm_shared {
   dtm_post post[2];
+  _Atomic uint32_t broken; /* set behind why */
+  char why[DTM_WHY];
   char slot[2][DTM_SMALL];
 } __attribute__((aligned(4096))) dtm_shared; /* scratch follows */
 
@@ -105,7 +111,9 @@ struct dtm_comm {
   dtm_signature signed_, *sign; /* of this rank's call; [hosts] those that come */
   MPI_Request *sign_req;        /* [2 * hosts] open ones: sent, received */
   int *sign_peer, nsign;        /* [hosts] whose; 0: none under way */
-  struct dtm_request *idle;     /* isend/irecv: requests for reuse */
+  bool broken;
+  char why[DTM_WHY];
+  struct dtm_request *idle; /* isend/irecv: requests for reuse */
 };
 
 /* ---- shm.c ---- */
@@ -121,13 +129,14 @@ dt_status dtm_enter(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, co
 dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, dt_err *e);
 dt_status dtm_meet(dtm_comm *c, dt_err *e); /* again, within the call */
 
-/* The error about two ranks in different calls. */
-dt_status dtm_disagree(const dtm_comm *c, int rank, const dtm_signature *mine, const dtm_signature *theirs, dt_err *e);
-
 /* ---- sign.c: the same across hosts ---- */
 dt_status dtm_sign(dtm_comm *c, dt_err *e); /* once a collective, behind its meeting */
-dt_status dtm_sign_look(dtm_comm *c,
-                        dt_err *e); /* while waiting for data: an error when a partner is in another call */
+/* While waiting for data: an error when a partner is in another call. */
+dt_status dtm_sign_look(dtm_comm *c, dt_err *e);
+/* The error about this rank and another in different calls; it breaks the communicator, and all of its ranks are told. */
+dt_status dtm_disagree(dtm_comm *c, int rank, const dtm_signature *mine, const dtm_signature *theirs, dt_err *e);
+/* The error of a communicator that is broken, here or by news from another rank; waiting loops ask now and then. */
+dt_status dtm_alarm(dtm_comm *c, dt_err *e);
 
 /* ---- message.c: messages across hosts, and the caller's own ---- */
 void dtm_stall_setup(double warn_s, bool abort);
@@ -137,8 +146,8 @@ typedef struct dtm_delay {
   double since, next; /* when it began, and after how long the next warning is due */
 } dtm_delay;
 void dtm_stall(const dtm_comm *c, dtm_delay *w, dtm_kind kind, int64_t n, int peer);
-/* Gives the core away for a while; turn: how often it was called in this wait. Calls dtm_stall now and then. */
-void dtm_pause(const dtm_comm *c, int64_t turn, dtm_delay *w, dtm_kind kind, int64_t n, int peer);
+/* Gives the core away for a while; turn: how often it was called in this wait. Calls dtm_stall and dtm_alarm now and then. */
+dt_status dtm_pause(dtm_comm *c, int64_t turn, dtm_delay *w, dtm_kind kind, int64_t n, int peer, dt_err *e);
 dt_status dtm_check_mpi(int rc, const char *what, dt_err *e);
 /* Open a message of the call in progress; bytes <= c->message, at most 2 * size of them before dtm_x_wait. */
 dt_status dtm_x_send(dtm_comm *c, const void *buf, int64_t bytes, int to, dt_err *e);

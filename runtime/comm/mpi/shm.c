@@ -168,39 +168,25 @@ char *dtm_part(dt_comm *b, const void *p, int rank) {
 /* ---- meeting ---- */
 /* Sleep until peer i's post p carries number seq. The sleeper announces itself before it looks again, the arriving rank
  * looks for sleepers after it has stored: one of the two sees the other. */
-static void sleep_on(dtm_comm *c, int i, dtm_post *p, uint32_t seq) {
+static dt_status sleep_on(dtm_comm *c, int i, dtm_post *p, uint32_t seq, dt_err *e) {
   static const struct timespec second = {1, 0};
   dtm_delay delay = {0};
+  dt_status st = DT_OK;
   atomic_fetch_add(&p->asleep, 1);
-  for (uint32_t seen; (seen = atomic_load(&p->seq)) != seq;) {
+  for (uint32_t seen; !st && (seen = atomic_load(&p->seq)) != seq;) {
     dtm_stall(c, &delay, (dtm_kind)c->call.kind, c->call.n, c->rank_at[c->first[c->my_host] + i]);
     syscall(SYS_futex, &p->seq, FUTEX_WAIT, seen, &second, NULL, 0);
+    if (atomic_load(&p->seq) != seq) st = dtm_alarm(c, e);
   }
   atomic_fetch_sub(&p->asleep, 1);
+  return st;
 }
 
-dt_status dtm_disagree(const dtm_comm *c, int rank, const dtm_signature *mine, const dtm_signature *theirs, dt_err *e) {
-  char text[2][96];
-  for (int k = 0; k < 2; k++) {
-    const dtm_signature *q = k ? theirs : mine;
-    const char *kind = dtm_kind_name[q->kind % (DTM_MESSAGE + 1)];
-    if (q->kind == DTM_BROADCAST)
-      snprintf(text[k], sizeof text[k], "broadcast of %lld bytes from rank %u", (long long)q->n, q->op);
-    else if (q->kind >= DTM_BARRIER) snprintf(text[k], sizeof text[k], "%s", kind);
-    else
-      snprintf(text[k], sizeof text[k], "%s of %lld %s, operator %u", kind, (long long)q->n,
-               dtm_host->dtype_name((int)(q->dtype % DT_NDTYPE)), q->op);
-  }
-  return dtm_host->fail(
-      e, DT_ECOMM, NULL,
-      "ranks disagree on a collective: rank %d is at %s, rank %d at %s; every rank must make the same "
-      "calls in the same order",
-      c->b.rank, text[0], rank, text[1]);
-}
 static dtm_signature signature(const dtm_post *p) { return (dtm_signature){p->kind, p->dtype, p->op, 0, p->n}; }
 
 dt_status dtm_meet(dtm_comm *c, dt_err *e) {
   int n = c->b.local_size, me = c->b.local_rank;
+  if (c->broken) return dtm_alarm(c, e);
   if (n == 1) return DT_OK;
   uint32_t seq = ++c->seq;
   dtm_post *m = &c->peer[me]->post[seq & 1];
@@ -214,7 +200,7 @@ dt_status dtm_meet(dtm_comm *c, dt_err *e) {
     dtm_post *p = &c->peer[i]->post[seq & 1];
     for (int s = c->spin; atomic_load_explicit(&p->seq, memory_order_acquire) != seq; s--) {
       if (s <= 0) {
-        sleep_on(c, i, p, seq);
+        DT_TRY(sleep_on(c, i, p, seq, e));
         break;
       }
       dt_relax();
@@ -233,10 +219,10 @@ static void note(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n) {
   c->b.unplanned += !c->b.planned;
 }
 
-/* A call's own meeting, then the other hosts. Who disagrees on this host tells its partners elsewhere, too. */
+/* A call's own meeting, then the other hosts. */
 static dt_status begin(dtm_comm *c, dt_err *e) {
-  dt_status st = dtm_meet(c, e), far = dtm_sign(c, st ? NULL : e);
-  return st ? st : far;
+  DT_TRY(dtm_meet(c, e));
+  return dtm_sign(c, e);
 }
 
 dt_status dtm_enter_plain(dtm_comm *c, dtm_kind kind, int dtype, int op, int64_t n, dt_err *e) {
