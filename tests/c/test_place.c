@@ -117,7 +117,7 @@ static dt_graph *layers(const net_job *j) {
     net_cut(g, w, 0);
     dt_type t = dt_type_make(DT_I64, 1, &j->rows);
     labels = dt_build_leaf(&at, DT_OP_input, &t, "labels");
-    dt_vec_push(&g->input, ((dt_input){"labels", labels}));
+    dt_vec_push(&g->input, ((dt_input){.name = "labels", .val = labels}));
     dt_attrs a;
     dt_op_defaults(DT_OP_cross_entropy, &a);
     T_CHECK(!dt_build_node(&at, DT_OP_cross_entropy, (dt_val[]){net_linear(&at, x, w, -1), labels}, 2, &a, out, &e));
