@@ -95,16 +95,30 @@ static inline void ranks_fill(ranks *s, int rank) {
                g->hyper.p[i].kind == DT_HY_UNSCALE && !counted ? 1. / (double)(s->samples * s->j->micros * s->j->rows)
                                                                : 1);
 }
-/* The samples of a microbatch: those of the rank's place on the axes of samples. */
+/* Element k of a rank's part of an input, as an element of the whole one; -1: padding. */
+static inline int64_t ranks_whole(const dt_input *x, const dt_type *part, int64_t k) {
+  const dt_type *w = x->whole.nd ? &x->whole : part;
+  int64_t at[DT_MAX_DIM], i = 0;
+  for (int d = part->nd - 1; d >= 0; d--) at[d] = k % part->dim[d] + (x->whole.nd ? x->begin[d] : 0), k /= part->dim[d];
+  for (int d = 0; d < part->nd; d++) {
+    if (at[d] >= w->dim[d]) return -1;
+    i = i * w->dim[d] + at[d];
+  }
+  return i;
+}
+/* The samples of a microbatch: those of the rank's place on the axes of samples, and of those the part that is cut for the rank. */
 static inline void ranks_feed(ranks *s, int rank, int micro) {
   ranks_one *r = &s->r[rank];
   int place = dt_mesh_among(&s->j->mesh, rank, dt_mesh_axes(&s->j->mesh, DT_AXIS_SAMPLES));
   for (int i = 0; i < r->g->input.n; i++) {
     const dt_input *x = &r->g->input.p[i];
-    int64_t n = dt_numel(dt_type_of(r->g, x->val));
-    bool whole = !dt_is_float(dt_type_of(r->g, x->val)->dtype); /* numbers of classes */
-    for (int64_t k = 0, at = (micro * s->samples + place) * n; k < n; k++)
-      interp_set(&r->x, x->val, k, whole ? (double)((at + k) * 5 % NET_OUT) : net_value(x->name, at + k));
+    const dt_type *t = dt_type_of(r->g, x->val);
+    int64_t all = dt_numel(x->whole.nd ? &x->whole : t);
+    bool classes = !dt_is_float(t->dtype); /* their numbers */
+    for (int64_t k = 0; k < dt_numel(t); k++) {
+      int64_t w = ranks_whole(x, t, k), at = (micro * s->samples + place) * all + w;
+      interp_set(&r->x, x->val, k, w < 0 ? 0 : classes ? (double)(at * 5 % NET_OUT) : net_value(x->name, at));
+    }
   }
 }
 
