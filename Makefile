@@ -31,7 +31,8 @@ isa_avx2     := -mavx2 -mfma -mf16c
 isa_avx512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
 # merged products and sums are written out there: an element must not depend on which of a loop's copies computes it
-kflags_vm := -ffp-contract=off
+# and integers wrap around
+kflags_vm := -ffp-contract=off -fwrapv
 
 MPI_SRC   := $(wildcard runtime/comm/mpi/*.c)
 CORE_SRC  := $(filter-out $(MPI_SRC),$(wildcard runtime/*.c runtime/*/*.c))

@@ -40,6 +40,10 @@ _Noreturn void dtl_bad_arg(lua_State *L, const char *fn, int arg, const char *wa
 int64_t dtl_int(lua_State *L, const char *fn, int arg, int i);
 double dtl_num(lua_State *L, const char *fn, int arg, int i);
 const char *dtl_text(lua_State *L, const char *fn, int arg, int i);
+/* The number or boolean at stack index i: integers are exact. */
+dt_number dtl_number(lua_State *L, int i);
+/* A number at stack index i that an integer dtype can't hold is an error. */
+void dtl_fits(lua_State *L, const char *fn, int i, int dtype);
 int dtl_dtype(lua_State *L, const char *fn, int arg, int i);
 int dtl_opt_dtype(lua_State *L, const char *fn, int arg, int i, int otherwise);
 /* A list of whole numbers, or one number; returns the count (<= DT_MAX_DIM). */
@@ -81,9 +85,13 @@ dt_ctx *dtl_ctx(lua_State *L);       /* opened at the first need */
 dt_ctx *dtl_ctx_now(void);           /* NULL before that */
 dt_ctx *dtl_eager_ctx(lua_State *L); /* the same, but alone: for work that one rank does by itself */
 void dtl_signals(lua_State *L);      /* what asks to stop is from now on told to core.stop_requested; main.c */
-void dtl_child_end(void);            /* ends a child with all that it has started, removes temporary files; also in a signal's handler */
-void dtl_training(void);             /* a step begins: signals wait for its end from now on */
-bool dtl_interrupted(void);          /* the process ends orderly although its exit code is not 0 */
+/* Ends a child with all that it has started, removes temporary files; also in a signal's handler. */
+void dtl_child_end(void);
+/* Around a call that trains, saves or waits for other ranks, however long: its time is not that of a script that ignores a request to stop. */
+void dtl_work(void);
+dt_status dtl_worked(dt_status st); /* returns st */
+void dtl_training(void);            /* a step begins: signals wait for its end from now on */
+bool dtl_interrupted(void);         /* the process ends orderly although its exit code is not 0 */
 
 /* ---- concrete tensors (l_tensor.c): views that share counted memory ---- */
 typedef struct dtl_store {
@@ -115,6 +123,9 @@ dtl_tensor *dtl_contiguous(lua_State *L, int i, int dtype);
 void dtl_copy_view(const dt_view *dst, const dt_view *src);
 /* Pushes a tensor made of a number, boolean or nested list; dtype -1: inferred. */
 dtl_tensor *dtl_tensor_from(lua_State *L, const char *fn, int arg, int i, int dtype);
+extern const luaL_Reg dtl_fill_functions[]; /* of core: what makes tensors (l_fill.c) */
+void dtl_put_element(lua_State *L, const char *fn, int i, void *p, int dtype,
+                     int64_t at); /* the number or boolean at index i */
 /* Pushes element i as a Lua number or boolean. */
 void dtl_push_element(lua_State *L, const void *p, int dtype, int64_t i);
 void dtl_push_text(lua_State *L, const dtl_tensor *t); /* l_print.c */

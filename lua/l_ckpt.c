@@ -63,7 +63,8 @@ int dtl_exec_save(lua_State *L) {
   dt_items k;
   dt_exec_items(b->x, &k);
   dt_comm_patience("writing a checkpoint");
-  dt_status st = dt_ckpt_write(&k, dir, &m, (int)keep, &e);
+  dtl_work();
+  dt_status st = dtl_worked(dt_ckpt_write(&k, dir, &m, (int)keep, &e));
   dt_comm_patience(NULL);
   free(k.item);
   dt_manifest_free(&m);
@@ -91,7 +92,8 @@ static int l_checkpoint(lua_State *L) {
   *c = (dt_ckpt){0};
   luaL_setmetatable(L, DTL_CKPT);
   dt_str skipped = {0};
-  dt_status st = path ? dt_ckpt_open(c, comm, path, &e) : dt_ckpt_newest(c, comm, dir, &skipped, &e);
+  dtl_work();
+  dt_status st = dtl_worked(path ? dt_ckpt_open(c, comm, path, &e) : dt_ckpt_newest(c, comm, dir, &skipped, &e));
   if (skipped.n) dt_log(1, "%s", skipped.p);
   dt_str_free(&skipped);
   DTL_TRY(L, &e, st);
@@ -135,7 +137,8 @@ int dtl_exec_load(lua_State *L) {
   if (!c->path) dtl_fail(L, "%s: the checkpoint was closed", fn);
   dt_items k;
   dt_exec_items(b->x, &k);
-  dt_status st = dt_ckpt_take(c, &k, &e);
+  dtl_work();
+  dt_status st = dtl_worked(dt_ckpt_take(c, &k, &e));
   free(k.item);
   DTL_TRY(L, &e, st);
   const dt_ckpt_meta *m = &c->m.meta;
@@ -146,10 +149,12 @@ int dtl_exec_load(lua_State *L) {
   return 0;
 }
 
-/* x:alike(): all ranks call it; an error when replicas of a parameter differ */
+/* x:alike(): all ranks call it; an error when replicas of a parameter, state or buffer differ */
 int dtl_exec_alike(lua_State *L) {
   dt_err e = {0};
-  DTL_TRY(L, &e, dt_exec_alike(dtl_ready_exec(L, "exec:alike")->x, &e));
+  dtl_exec *b = dtl_ready_exec(L, "exec:alike");
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_alike(b->x, &e)));
   return 0;
 }
 
@@ -202,15 +207,18 @@ static int l_steps(lua_State *L) {
   DTL_TRY(L, &e, st);
   return 2;
 }
-/* core.forget(dir, step): removes that checkpoint; an error when its folder holds more than a checkpoint */
-static int l_forget(lua_State *L) {
+/* core.put_aside(dir [, step]): makes the folder of what a new run replaces and puts that checkpoint there -> the folder */
+static int l_put_aside(lua_State *L) {
   dt_err e = {0};
-  bool stays;
-  char name[32];
-  const char *dir = dtl_text(L, "core.forget", 1, 1);
-  dt_step_name(name, dtl_int(L, "core.forget", 2, 2));
-  DTL_TRY(L, &e, dt_folder_remove(dir, name, &stays, &e));
-  if (stays) dtl_fail(L, "%s/%s: holds more than a checkpoint, so it is not removed; move what is yours", dir, name);
+  const char *dir = dtl_text(L, "core.put_aside", 1, 1);
+  if (lua_isnoneornil(L, 2)) DTL_TRY(L, &e, dt_folder_aside(dir, &e));
+  else DTL_TRY(L, &e, dt_folder_replace(dir, dtl_int(L, "core.put_aside", 2, 2), &e));
+  return lua_pushfstring(L, "%s/replaced", dir), 1;
+}
+/* core.settle(dir): what lies aside goes */
+static int l_settle(lua_State *L) {
+  dt_err e = {0};
+  DTL_TRY(L, &e, dt_folder_settle(dtl_text(L, "core.settle", 1, 1), &e));
   return 0;
 }
 /* core.try_folder(dir): makes it, and tries to write a checkpoint's files there */
@@ -228,7 +236,8 @@ static int l_tell(lua_State *L) {
   dt_comm *c = dt_ctx_world(dtl_ctx(L));
   dt_str s = {0};
   if (p && c->rank == 0) dt_str_put(&s, p, n);
-  dt_status st = c->size > 1 ? dt_comm_text(c, &s, 0, &e) : DT_OK;
+  dtl_work();
+  dt_status st = dtl_worked(c->size > 1 ? dt_comm_text(c, &s, 0, &e) : DT_OK);
   lua_pushlstring(L, s.p ? s.p : "", s.n);
   dt_str_free(&s);
   DTL_TRY(L, &e, st);
@@ -339,10 +348,17 @@ static int f_close(lua_State *L) {
 }
 
 void dtl_open_ckpt(lua_State *L) {
-  static const luaL_Reg fn[] = {
-      {"checkpoint", l_checkpoint}, {"hold", l_hold}, {"steps", l_steps}, {"forget", l_forget},
-      {"try_folder", l_try},        {"tell", l_tell}, {"agree", l_agree}, {"hash", l_hash},
-      {"lines", l_lines},           {NULL, NULL}};
+  static const luaL_Reg fn[] = {{"checkpoint", l_checkpoint},
+                                {"hold", l_hold},
+                                {"steps", l_steps},
+                                {"put_aside", l_put_aside},
+                                {"settle", l_settle},
+                                {"try_folder", l_try},
+                                {"tell", l_tell},
+                                {"agree", l_agree},
+                                {"hash", l_hash},
+                                {"lines", l_lines},
+                                {NULL, NULL}};
   static const luaL_Reg ckpt[] = {{"meta", c_meta}, {"close", c_close}, {NULL, NULL}};
   static const luaL_Reg hold[] = {{"name", h_name}, {"drop", h_drop}, {NULL, NULL}};
   static const luaL_Reg lines[] = {

@@ -16,7 +16,8 @@ static void agree(lua_State *L, dt_comm *c, const char *what) {
   snprintf(mine.what, sizeof mine.what, "%s", what);
   dtl_where(L, mine.where, sizeof mine.where);
   dt_commjob j = {.kind = DT_CJ_ALL_GATHER, .comm = c, .in = &mine, .out = every, .n = sizeof mine, .dtype = DT_U8};
-  DTL_TRY(L, &e, dt_comm_run(&j, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_comm_run(&j, &e)));
   for (int r = 1; r < c->size; r++)
     if (strcmp(every[r].what, every[0].what))
       dtl_fail(L,
@@ -72,7 +73,8 @@ static void run(lua_State *L, dt_comm *c, int kind, const dtl_tensor *in, dtl_te
                   .dtype = in->v.t.dtype,
                   .op = (dt_red)red,
                   .root = root};
-  DTL_TRY(L, &e, dt_comm_run(&j, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_comm_run(&j, &e)));
 }
 
 /* all_reduce(t, "sum" | "max" | "min" | "avg") */
@@ -163,7 +165,8 @@ static int l_barrier(lua_State *L) {
   dt_err e = {0};
   dt_comm *c = dt_ctx_world(dtl_ctx(L));
   agree(L, c, "barrier");
-  DTL_TRY(L, &e, c->vt->barrier(c, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(c->vt->barrier(c, &e)));
   return 0;
 }
 

@@ -13,6 +13,13 @@ extern const unsigned dt_stdlib_n;
 #define STDLIB "=stdlib/"
 static const char position_key; /* registry: the function of core.position */
 
+/* Of a path, or a position, that is too long the end: it tells more. */
+static void end_of(char *buf, size_t n, const char *text) {
+  size_t len = strlen(text);
+  if (len < n) memcpy(buf, text, len + 1);
+  else snprintf(buf, n, "...%s", text + len - (n - 4));
+}
+
 /* ---- positions ---- */
 bool dtl_frame(lua_State *L, char *file, size_t n, int *line) {
   lua_Debug ar;
@@ -21,7 +28,7 @@ bool dtl_frame(lua_State *L, char *file, size_t n, int *line) {
     if (*ar.what == 'C' || !strncmp(ar.source, STDLIB, sizeof STDLIB - 1)) continue;
     lua_getinfo(L, "l", &ar); /* slow: it counts lines */
     if (ar.currentline < 0) continue;
-    snprintf(file, n, "%s", *ar.source == '@' || *ar.source == '=' ? ar.source + 1 : ar.short_src);
+    end_of(file, n, *ar.source == '@' || *ar.source == '=' ? ar.source + 1 : ar.short_src);
     *line = ar.currentline;
     return true;
   }
@@ -36,7 +43,7 @@ const char *dtl_where(lua_State *L, char *buf, size_t n) {
     int m = snprintf(buf, n, ":%d", line); /* the line's digits always fit: cut the file's name instead */
     snprintf(buf, n, "%.*s:%d", (int)n - m - 1, file, line);
   } else if (lua_checkstack(L, 4) && lua_rawgetp(L, LUA_REGISTRYINDEX, &position_key) == LUA_TFUNCTION) {
-    if (lua_pcall(L, 0, 1, 0) == LUA_OK && lua_type(L, -1) == LUA_TSTRING) snprintf(buf, n, "%s", lua_tostring(L, -1));
+    if (lua_pcall(L, 0, 1, 0) == LUA_OK && lua_type(L, -1) == LUA_TSTRING) end_of(buf, n, lua_tostring(L, -1));
     lua_pop(L, 1);
   } else lua_pop(L, 1);
   return buf;

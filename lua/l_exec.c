@@ -139,17 +139,33 @@ static void info_table(lua_State *L, const char *fn) {
   } else if (lua_type(L, 3) != LUA_TTABLE) dtl_bad_arg(L, fn, 2, "a table to fill", 3);
 }
 
+/* The keys of what a step tells. They are strings of Lua once and for all: to look ten of them up by their text took a tenth of a small step. */
+static const char *const info_key[] = {"step",  "epoch", "samples",    "loss",    "grad_norm",
+                                       "count", "lr",    "loss_scale", "seconds", "skipped"};
+enum { NINFO = sizeof info_key / sizeof *info_key };
+static void make_info_keys(lua_State *L) {
+  lua_createtable(L, NINFO, 0);
+  for (int k = 0; k < NINFO; k++) {
+    lua_pushstring(L, info_key[k]);
+    lua_rawseti(L, -2, k + 1);
+  }
+  lua_rawsetp(L, LUA_REGISTRYINDEX, info_key);
+}
+
+/* Fills the table at 3, and pushes it. */
 static int push_info(lua_State *L, const dt_step_info *s) {
-  dtl_set_int(L, "step", s->step + 1);
-  dtl_set_int(L, "epoch", s->epoch);
-  dtl_set_int(L, "samples", s->samples);
-  dtl_set_num(L, "loss", s->loss);
-  dtl_set_num(L, "grad_norm", s->norm);
-  dtl_set_num(L, "count", s->count);
-  dtl_set_num(L, "lr", s->lr);
-  dtl_set_num(L, "loss_scale", s->loss_scale);
-  dtl_set_num(L, "seconds", s->seconds);
-  dtl_set_bool(L, "skipped", s->skipped);
+  const int64_t whole[] = {s->step + 1, s->epoch, s->samples};
+  const double number[] = {s->loss, s->norm, s->count, s->lr, s->loss_scale, s->seconds};
+  enum { NWHOLE = sizeof whole / sizeof *whole };
+  lua_rawgetp(L, LUA_REGISTRYINDEX, info_key);
+  for (int k = 0; k < NINFO; k++) {
+    lua_rawgeti(L, -1, k + 1);
+    if (k < NWHOLE) lua_pushinteger(L, whole[k]);
+    else if (k < NINFO - 1) lua_pushnumber(L, number[k - NWHOLE]);
+    else lua_pushboolean(L, s->skipped);
+    lua_rawset(L, 3);
+  }
+  lua_settop(L, 3);
   return 1;
 }
 
@@ -163,7 +179,8 @@ static int x_step(lua_State *L) {
   info_table(L, "exec:step");
   dtl_data_running(L);
   dtl_training();
-  dt_status st = dt_exec_step(b->x, l->l, &s, &e);
+  dtl_work();
+  dt_status st = dtl_worked(dt_exec_step(b->x, l->l, &s, &e));
   if (st && st != DT_ESTOP) dtl_raise(L, &e);
   if (st || !s.samples) return lua_pushnil(L), lua_pushstring(L, st ? "stop" : "end"), 2;
   return push_info(L, &s);
@@ -187,7 +204,8 @@ static int x_begin(lua_State *L) {
   dtl_loader *l = dtl_check_loader(L, "exec:begin", 1, 2);
   dtl_data_running(L);
   dtl_training();
-  DTL_TRY(L, &e, dt_exec_begin(b->x, l->l, &micros, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_begin(b->x, l->l, &micros, &e)));
   return lua_pushinteger(L, micros), 1;
 }
 
@@ -197,7 +215,8 @@ static int x_forward(lua_State *L) {
   double loss, count;
   dtl_exec *b = dtl_ready_exec(L, "exec:forward");
   dtl_loader *l = dtl_check_loader(L, "exec:forward", 1, 2);
-  DTL_TRY(L, &e, dt_exec_forward(b->x, l->l, &loss, &count, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_forward(b->x, l->l, &loss, &count, &e)));
   return lua_pushnumber(L, loss), lua_pushnumber(L, count), 2;
 }
 
@@ -205,7 +224,8 @@ static int x_forward(lua_State *L) {
 static int x_backward(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:backward");
-  DTL_TRY(L, &e, dt_exec_backward(b->x, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_backward(b->x, &e)));
   return 0;
 }
 
@@ -216,7 +236,8 @@ static int x_finish(lua_State *L) {
   dtl_exec *b = dtl_ready_exec(L, "exec:finish");
   dtl_loader *l = dtl_check_loader(L, "exec:finish", 1, 2);
   info_table(L, "exec:finish");
-  DTL_TRY(L, &e, dt_exec_finish(b->x, l->l, &s, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_finish(b->x, l->l, &s, &e)));
   return push_info(L, &s);
 }
 
@@ -244,7 +265,8 @@ static int x_eval(lua_State *L) {
   double *sums = lua_newuserdatauv(L, (size_t)(nsums + 1) * sizeof *sums, 0);
   dtl_data_running(L);
   DTL_TRY(L, &e, dt_loader_seek(l->l, 0, &e));
-  DTL_TRY(L, &e, dt_exec_eval(b->x, number, n, l->l, sums, nsums, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_eval(b->x, number, n, l->l, sums, nsums, &e)));
   lua_createtable(L, nsums, 0);
   for (int i = 0; i < nsums; i++) {
     lua_pushnumber(L, sums[i]);
@@ -279,7 +301,8 @@ static int x_call(lua_State *L) {
     dtl_tensor_new(L, &t);
     lua_rawseti(L, -2, i + 1);
   }
-  DTL_TRY(L, &e, dt_exec_call(b->x, (int)number, in, nin, &e));
+  dtl_work();
+  DTL_TRY(L, &e, dtl_worked(dt_exec_call(b->x, (int)number, in, nin, &e)));
   for (int i = 0; i < nout; i++) {
     lua_rawgeti(L, -1, i + 1);
     DTL_TRY(L, &e, dt_exec_fetch(b->x, (int)number, i, dtl_to_tensor(L, -1)->v.p, &e));
@@ -296,7 +319,7 @@ static int x_names(lua_State *L) {
   int n = dt_exec_names(b->x, &names), k = 0;
   lua_createtable(L, n, 0);
   for (int i = 0; i < n; i++) {
-    if (dt_names_constant(names[i])) continue;
+    if (dt_name_kind(names[i], NULL) == DT_NAMED_CONSTANT) continue;
     lua_pushstring(L, names[i]);
     lua_rawseti(L, -2, ++k);
   }
@@ -318,7 +341,7 @@ static int x_get(lua_State *L) {
   dt_err e = {0};
   dtl_exec *b = dtl_ready_exec(L, "exec:get");
   const char *name = dtl_text(L, "exec:get", 1, 2);
-  if (!strncmp(name, "grad:", 5) && dt_exec_find(b->x, name) < 0) return lua_pushnil(L), 1;
+  if (dt_name_kind(name, NULL) == DT_NAMED_GRAD && dt_exec_find(b->x, name) < 0) return lua_pushnil(L), 1;
   int i = number_of(L, "exec:get", b);
   dt_type t = dt_exec_type(b->x, i);
   dtl_tensor *out = dtl_tensor_new(L, &t);
@@ -424,5 +447,6 @@ void dtl_open_exec(lua_State *L) {
                                     {"alike", dtl_exec_alike},
                                     {NULL, NULL}};
   luaL_setfuncs(L, fn, 0);
+  make_info_keys(L);
   dtl_class(L, DTL_EXEC, method, exec_gc);
 }

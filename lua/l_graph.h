@@ -5,6 +5,11 @@
 #include "plan/plan.h"
 
 /* ---- symbols and graphs (l_symbol.c, l_graph.c) ---- */
+/* The graph's parameters, buffers and inputs by name (l_names.c). */
+typedef struct dtl_names {
+  int *slot; /* [room] */
+  int room, level, seen[3];
+} dtl_names;
 typedef struct dtl_graph {
   union {
     dt_graph *g;    /* NULL: of a plan, which is open only while a verb is asked */
@@ -13,7 +18,13 @@ typedef struct dtl_graph {
   bool sealed; /* compiled: stays as it was traced */
   bool meshed; /* what was traced names axes of the mesh */
   DT_VEC(const char *) files;
+  dtl_names names;
 } dtl_graph;
+/* Whether a parameter, buffer or input bears the name; the parameter of that name, the one whose value v is, or NULL. */
+bool dtl_name_taken(dtl_graph *b, const char *name);
+dt_param *dtl_param_named(dtl_graph *b, const char *name);
+dt_param *dtl_param_of(dtl_graph *b, dt_val v);
+void dtl_names_free(dtl_names *t);
 typedef struct dtl_symbol {
   dtl_graph *graph; /* kept alive by the symbol's user value */
   dt_val v;
@@ -35,9 +46,12 @@ dtl_graph *dtl_check_graph(lua_State *L, const char *fn);
 dt_val dtl_check_graph_symbol(lua_State *L, const char *fn, int arg, int i, const dtl_graph *b);
 void dtl_only_traced(lua_State *L, const char *fn, const dt_graph *g); /* an error behind the place pass */
 const char *dtl_axes_of(lua_State *L, const dt_graph *g); /* names of the mesh's axes, for a message; on the stack */
+extern const luaL_Reg dtl_leaf_methods[];                 /* of graphs: what makes leaves (l_leaf.c) */
+int dtl_draw(lua_State *L);                               /* core.draw */
 extern const luaL_Reg dtl_place_methods[];                /* of graphs: what strategies say of them (l_place.c) */
 
 void dtl_push_node(lua_State *L, const dt_graph *g, dt_nid i); /* an entry of g:nodes() on top of the stack */
+void dtl_open_mesh(lua_State *L);                              /* adds to the table on top of the stack (l_mesh.c) */
 void dtl_push_axes(lua_State *L, const dt_mesh *m,
                    int axes); /* the names of these axes (bits): a list on top of the stack */
 /* A list of { name =, size =, splits = } at stack index i. */

@@ -21,6 +21,11 @@ static _Noreturn void bad_attr(lua_State *L, const attr_reader *r, const dt_attr
   dtl_fail(L, "%s: '%s' must be %s, got %s", r->o->name, s->name, want, got);
 }
 
+static _Noreturn void too_many(lua_State *L, const attr_reader *r, const dt_attr_spec *s) {
+  dtl_fail(L, "%s: '%s' has more than %d numbers; a tensor has at most %d dims", r->o->name, s->name, DT_MAX_DIM,
+           DT_MAX_DIM);
+}
+
 /* Reads the value at stack index i into spec k; a list given as numbers may take several. Returns how many stack slots
  * it took. arg is the argument's number for messages, 0 for a named one. */
 static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int top) {
@@ -35,6 +40,10 @@ static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int to
     case 'f':
       if (lua_type(L, i) != LUA_TNUMBER) bad_attr(L, r, s, arg, i, "a number");
       a->f = lua_tonumber(L, i);
+      return 1;
+    case 'n':
+      if (lua_type(L, i) != LUA_TNUMBER) bad_attr(L, r, s, arg, i, "a number");
+      *(dt_number *)a = dtl_number(L, i);
       return 1;
     case 'b':
       if (lua_type(L, i) != LUA_TBOOLEAN) bad_attr(L, r, s, arg, i, "true or false");
@@ -60,14 +69,14 @@ static int read_attr(lua_State *L, attr_reader *r, int k, int arg, int i, int to
   if (dtl_is_int(L, i, &v)) {
     int n = 0;
     for (; i + n <= top && dtl_is_int(L, i + n, &v); n++) {
-      if (n == DT_MAX_DIM) dtl_fail(L, "%s: '%s' has more than %d numbers", r->o->name, s->name, DT_MAX_DIM);
+      if (n == DT_MAX_DIM) too_many(L, r, s);
       a[1 + n].i = v;
     }
     a->i = n;
     return n;
   }
   if (lua_type(L, i) != LUA_TTABLE) bad_attr(L, r, s, arg, i, "a list of whole numbers");
-  if (lua_rawlen(L, i) > DT_MAX_DIM) dtl_fail(L, "%s: '%s' has more than %d numbers", r->o->name, s->name, DT_MAX_DIM);
+  if (lua_rawlen(L, i) > DT_MAX_DIM) too_many(L, r, s);
   a->i = (int64_t)lua_rawlen(L, i);
   for (int n = 0; n < a->i; n++) {
     lua_rawgeti(L, i, n + 1);
@@ -141,8 +150,8 @@ static void read_attrs(lua_State *L, const dt_op_info *o, dt_attrs *a, int first
   for (int k = 0; k < o->nspec; k++)
     if (o->spec[k].required && !(r.given >> k & 1)) {
       static const char *const want[] = {
-          ['i'] = "a whole number", ['f'] = "a number",         ['b'] = "true or false",
-          ['d'] = "a dtype",        ['p'] = "a number or pair", ['l'] = "a list of whole numbers"};
+          ['i'] = "a whole number",   ['f'] = "a number", ['b'] = "true or false",          ['d'] = "a dtype",
+          ['p'] = "a number or pair", ['n'] = "a number", ['l'] = "a list of whole numbers"};
       dtl_fail(L, "%s: '%s' is missing; give %s", o->name, o->spec[k].name, want[(int)o->spec[k].kind]);
     }
 }
@@ -158,8 +167,20 @@ static int number_dtype(lua_State *L, int i, int td, bool dims) {
   return dims && td < DT_F32 ? DT_F32 : td; /* a 16-bit tensor keeps its dtype beside an f32 scalar: no digits lost */
 }
 
-static double number_value(lua_State *L, int i) {
-  return lua_isboolean(L, i) ? lua_toboolean(L, i) : lua_tonumber(L, i);
+dt_number dtl_number(lua_State *L, int i) {
+  if (lua_isboolean(L, i)) return dt_number_of(lua_toboolean(L, i));
+  if (lua_isinteger(L, i)) return (dt_number){(double)lua_tointeger(L, i), lua_tointeger(L, i)};
+  return dt_number_of(lua_tonumber(L, i));
+}
+
+void dtl_fits(lua_State *L, const char *fn, int i, int dtype) {
+  const dt_number v = dtl_number(L, i);
+  if (dt_is_float(dtype) || dtype == DT_BOOL || lua_isboolean(L, i)) return;
+  const bool beyond = !(v.f >= -0x1p63 && v.f < 0x1p63) && !lua_isinteger(L, i);
+  if (!beyond && dt_wrap(v.i, dtype) == v.i) return;
+  dtl_fail(
+      L, "%s: %s does not fit the dtype %s; give a wider dtype, or convert the tensor with :to \"i64\" or :to \"f32\"",
+      fn, luaL_tolstring(L, i, NULL), dt_dtype_name(dtype));
 }
 
 /* ---- symbolic ---- */
@@ -177,7 +198,11 @@ static int apply_symbolic(lua_State *L, int op, const int *at, int nin, const dt
       dtl_fail(L, "%s: the inputs belong to different graphs; build a model inside one trace", dt_op(op)->name);
     if (x) val[i] = x->v;
     else if (dtl_to_tensor(L, at[i])) val[i] = dtl_graph_const(L, like, at[i]);
-    else val[i] = dt_build_scalar(b, number_value(L, at[i]), number_dtype(L, at[i], td, dims));
+    else {
+      const int dtype = number_dtype(L, at[i], td, dims);
+      dtl_fits(L, dt_op(op)->name, at[i], dtype);
+      val[i] = dt_build_number(b, dtl_number(L, at[i]), dtype);
+    }
   }
   DTL_TRY(L, &e, dt_build_node(b, op, val, nin, a, out, &e));
   int nout = dt_node_of(g, out[0])->nout;

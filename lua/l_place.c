@@ -158,12 +158,11 @@ static int g_place(lua_State *L) {
   static const char fn[] = "place";
   dtl_graph *b = dtl_check_graph(L, fn);
   dtl_only_traced(L, fn, b->g);
-  for (int i = 0; i < b->g->param.n && lua_type(L, 2) == LUA_TSTRING; i++) {
-    dt_param *p = &b->g->param.p[i];
-    if (strcmp(p->name, lua_tostring(L, 2))) continue;
+  dt_param *p = lua_type(L, 2) == LUA_TSTRING ? dtl_param_named(b, lua_tostring(L, 2)) : NULL;
+  if (p) {
     dt_type t = *dt_type_of(b->g, p->val);
     read_places(L, fn, b, 3, &t, place_param, &b->g->val.p[p->val]);
-    p->placed = true, p->padded |= lua_toboolean(L, 4);
+    p->placed.said = true, p->placed.padded |= lua_toboolean(L, 4);
     return 0;
   }
   dt_nid id = node_of(L, fn, b->g, 2), upto = b->g->node.n;
@@ -198,6 +197,8 @@ static void push_attrs(lua_State *L, const dt_node *n) {
     const dt_attr *a = &n->a.slot[s->slot];
     if (s->kind == 'b') lua_pushboolean(L, a->i != 0);
     else if (s->kind == 'f') lua_pushnumber(L, a->f);
+    else if (s->kind == 'n' && (double)a[1].i == a[0].f) lua_pushinteger(L, a[1].i);
+    else if (s->kind == 'n') lua_pushnumber(L, a[0].f);
     else if (s->kind == 'd') lua_pushstring(L, dt_dtype_name((int)a->i));
     else if (s->kind == 'i') lua_pushinteger(L, a->i);
     else {
@@ -226,21 +227,13 @@ void dtl_push_node(lua_State *L, const dt_graph *g, dt_nid i) {
     lua_rawseti(L, -2, k + 1);
   }
   lua_setfield(L, -2, "inputs");
-  if (n->op == DT_OP_attention) {
-    lua_createtable(L, 2, 0);
-    for (int k = 0; k < 2; k++) {
-      lua_pushinteger(L, dt_type_of(g, n->in[k])->dim[n->a.attention.bthd ? 2 : 1]);
-      lua_rawseti(L, -2, k + 1);
-    }
-    lua_setfield(L, -2, "heads");
-  }
   if (dt_op(n->op)->flags & OP_LEAF && v->name) dtl_set_text(L, "name", v->name);
   dtl_push_shape(L, &v->t);
   lua_setfield(L, -2, "shape");
 }
 
 /* g:nodes() -> list of { index =, op =, attrs = by name, inputs = numbers of the nodes that make them, name = of a leaf or nil, shape = of the
- * first output, heads = { queries, keys } of attention, placed = whether it was said where a parameter lies } */
+ * first output, placed = whether it was said where a parameter lies } */
 static int g_nodes(lua_State *L) {
   const dt_graph *g = dtl_look_at(L, "graph:nodes")->g;
   lua_createtable(L, g->node.n, 0);
@@ -249,10 +242,25 @@ static int g_nodes(lua_State *L) {
     lua_rawseti(L, -2, i + 1);
   }
   for (int k = 0; k < g->param.n; k++) {
-    if (!g->param.p[k].placed) continue;
+    if (!g->param.p[k].placed.said) continue;
     lua_rawgeti(L, -1, g->val.p[g->param.p[k].val].node + 1);
     dtl_set_bool(L, "placed", true);
     lua_pop(L, 1);
+  }
+  return 1;
+}
+
+/* g:input_shapes(node) -> the shapes of what an entry of g:nodes() reads */
+static int g_input_shapes(lua_State *L) {
+  static const char fn[] = "graph:input_shapes";
+  const dt_graph *g = dtl_look_at(L, fn)->g;
+  const dt_nid id = node_of(L, fn, g, 2);
+  if (id < 0) dtl_bad_arg(L, fn, 1, "an entry of graph:nodes()", 2);
+  const dt_node *n = &g->node.p[id];
+  lua_createtable(L, n->nin, 0);
+  for (int k = 0; k < n->nin; k++) {
+    dtl_push_shape(L, dt_type_of(g, n->in[k]));
+    lua_rawseti(L, -2, k + 1);
   }
   return 1;
 }
@@ -270,6 +278,7 @@ static int g_precision(lua_State *L) {
   return 0;
 }
 
-const luaL_Reg dtl_place_methods[] = {{"place", g_place},   {"placed", g_placed}, {"replace", g_replace},
-                                      {"settle", g_settle}, {"nodes", g_nodes},   {"precision", g_precision},
-                                      {NULL, NULL}};
+const luaL_Reg dtl_place_methods[] = {{"place", g_place},         {"placed", g_placed},
+                                      {"replace", g_replace},     {"settle", g_settle},
+                                      {"nodes", g_nodes},         {"input_shapes", g_input_shapes},
+                                      {"precision", g_precision}, {NULL, NULL}};

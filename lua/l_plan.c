@@ -133,6 +133,9 @@ int dtl_compile(lua_State *L) {
            {"rule", 'v', &verbs.rule, NULL}, {"placed", 'v', &verbs.placed, NULL}, {"update", 'v', &verbs.update, NULL},
            {"keep", 'v', &verbs.keep, NULL}, {"buckets", 'v', &verbs.buckets, NULL},
            {"reduce", 'v', &verbs.reduce, NULL}, {"gather", 'v', &verbs.gather, NULL}, {"stages", 'v', &stages, NULL});
+  if (b->g->low != DT_F32 && precision != b->g->low)
+    dtl_fail(L, "%s: the graph was traced for precision %s, not %s; trace it for that", fn, dt_dtype_name(b->g->low),
+             dt_dtype_name(precision));
   dt_mesh m = mesh_of(L, fn, b, mesh);
   int size = dt_mesh_ranks(&m);
   if (ranks && ranks != size)

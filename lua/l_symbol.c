@@ -30,7 +30,7 @@ void dtl_push_symbol(lua_State *L, int like, dt_val v) {
 }
 
 void dtl_graph_here(lua_State *L, dtl_graph *b) {
-  char file[256], where[256];
+  char file[200], where[200]; /* with its line a position is shorter than what errors have room for */
   int line = 0;
   if (!dtl_frame(L, file, sizeof file, &line)) { /* "file:line" of core.position */
     dtl_where(L, where, sizeof where);

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -130,10 +131,14 @@ static const struct {
   const char *name;
 } stops[] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}};
 enum { NSTOPS = sizeof stops / sizeof *stops };
-static const double GRACE = 5; /* seconds of Lua code between a request to stop and the next step */
+/* Seconds of a script's own doing between a request to stop and the next step: then its Lua code gets an error, and where it takes no notice (it
+ * catches the error, or loops in a coroutine) the process ends. */
+static const double GRACE = 5, LAST = 8;
 static struct {
-  volatile sig_atomic_t by, told, training; /* by: the signal; told: core.stop_requested has said so */
-  double asked, seen, lua; /* when the signal came, Lua code was last seen to run, and for how long it ran since */
+  volatile sig_atomic_t by, told, training,
+      working; /* by: the signal; told: core.stop_requested has said so; working: depth of dtl_work */
+  volatile double asked, seen,
+      own; /* when the signal came, the clock was last looked at, and the script's own time since */
   lua_State *L;
   bool silent; /* the launcher tells why it ended its ranks */
 } stop;
@@ -144,19 +149,45 @@ static const char *name_of(int sig) {
   return "a signal";
 }
 
-/* Runs in Lua code once a stop was asked for, at every so many instructions; code that never comes to the next step is ended. A gap
- * between two calls is time of the core's (a save, an evaluation), of which little counts. */
-static void on_lua(lua_State *L, lua_Debug *ar) {
-  (void)ar;
+/* Adds the time since the last look to the script's own, unless the core is at work: then Lua code is a data function's. */
+static void look(void) {
   double now = dt_now(), gap = now - stop.seen;
   stop.seen = now;
-  stop.lua += gap < 0.1 ? gap : 0.1;
+  if (!stop.working) stop.own += gap;
+}
+
+/* Runs in Lua code once a stop was asked for, at every so many instructions; code that never comes to the next step is ended. */
+static void on_lua(lua_State *L, lua_Debug *ar) {
+  (void)ar;
+  look();
   if (stop.told) lua_sethook(L, NULL, 0, 0);
-  else if (stop.lua > GRACE)
+  else if (stop.own > GRACE)
     dtl_fail(L,
              "asked to stop by %s, but this code has not come to the next step for %g s; what was not saved before is "
              "lost: leave the loop, or save in it",
              name_of(stop.by), GRACE);
+}
+
+/* Each second after a request to stop. */
+static void on_second(int sig) {
+  static const char late[] = "dtrain: asked to stop, but the script has not come to its next step for 8 s and takes no "
+                             "notice of the error that "
+                             "says so; ended, and what was not saved before is lost\n";
+  (void)sig;
+  look();
+  if (stop.told || stop.own < LAST) return;
+  (void)!write(2, late, sizeof late - 1);
+  _exit(1); /* the launcher ends the other ranks */
+}
+
+void dtl_work(void) {
+  if (stop.by) look();
+  stop.working++;
+}
+dt_status dtl_worked(dt_status st) {
+  if (stop.by) look();
+  stop.working--;
+  return st;
 }
 
 /* While there is no training to bring to an end, the signal ends the process. Else the first asks to stop, and a second Ctrl-C
@@ -164,6 +195,7 @@ static void on_lua(lua_State *L, lua_Debug *ar) {
  * is the same request. */
 static void on_signal(int sig) {
   static const char before[] = "dtrain: ended by ", after[] = " before training; nothing is left half-written\n";
+  static const struct itimerval second = {{1, 0}, {1, 0}};
   double now = dt_now();
   if (!stop.training) {
     const char *name = name_of(sig);
@@ -177,7 +209,8 @@ static void on_signal(int sig) {
   if (stop.by && sig == SIGINT && now - stop.asked > 0.3) _exit(130);
   if (stop.by) return;
   stop.asked = stop.seen = now, stop.by = sig;
-  lua_sethook(stop.L, on_lua, LUA_MASKCOUNT, 10000); /* as lua.c does: safe in a handler */
+  lua_sethook(stop.L, on_lua, LUA_MASKCOUNT, 1000); /* as lua.c does: safe in a handler */
+  setitimer(ITIMER_REAL, &second, NULL);
 }
 
 void dtl_signals(lua_State *L) {
@@ -189,6 +222,8 @@ void dtl_signals(lua_State *L) {
     if (stops[i].number == SIGHUP && !sigaction(SIGHUP, NULL, &old) && old.sa_handler == SIG_IGN) continue; /* nohup */
     sigaction(stops[i].number, &a, NULL);
   }
+  a.sa_handler = on_second;
+  sigaction(SIGALRM, &a, NULL);
 }
 
 void dtl_training(void) { stop.training = 1; }
@@ -197,6 +232,7 @@ void dtl_training(void) { stop.training = 1; }
 static int l_trained(lua_State *L) {
   (void)L;
   stop.training = 0;
+  stop.told = 1; /* a request that came in the last step has nothing left to ask for */
   return 0;
 }
 

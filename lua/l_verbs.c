@@ -4,30 +4,21 @@
  * Called by dtl_compile (l_plan.c). */
 #include "l_graph.h"
 
-void dtl_push_axes(lua_State *L, const dt_mesh *m, int axes) {
-  lua_newtable(L);
-  for (int a = 0, n = 0; a < m->naxes; a++) {
-    if (!(axes >> a & 1)) continue;
-    lua_pushstring(L, m->name[a]);
-    lua_rawseti(L, -2, ++n);
-  }
-}
-
 /* The parameters of a bucket: { name =, shape =, begin =, numel = } in its order, begin in elements of the bucket. */
 static void push_parameters(lua_State *L, const dt_graph *g, int bucket) {
   int64_t begin = INT64_MAX;
   int k = 0;
   for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].bucket == bucket && g->param.p[i].flat < begin) begin = g->param.p[i].flat;
+    if (g->param.p[i].stored.bucket == bucket && g->param.p[i].stored.flat < begin) begin = g->param.p[i].stored.flat;
   lua_newtable(L);
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
-    if (p->bucket != bucket) continue;
+    if (p->stored.bucket != bucket) continue;
     lua_createtable(L, 0, 4);
     dtl_set_text(L, "name", p->name);
-    dtl_set_int(L, "begin", p->flat - begin);
-    dtl_set_int(L, "numel", dt_numel(&p->full));
-    dtl_push_shape(L, &p->full);
+    dtl_set_int(L, "begin", p->stored.flat - begin);
+    dtl_set_int(L, "numel", dt_numel(&p->stored.local));
+    dtl_push_shape(L, &p->stored.local);
     lua_setfield(L, -2, "shape");
     lua_rawseti(L, -2, ++k);
   }

@@ -6,9 +6,9 @@
 #define DT_DT_H
 #include "comm/comm.h"
 #include "exec/executor.h"
+#include "ir/names.h"
 #include "plan/agree.h"
 #include "store/ckpt.h"
-#include "store/names.h"
 
 #define DT_API __attribute__((visibility("default")))
 
@@ -23,7 +23,8 @@ void dt_ctx_alone_close(dt_ctx *a);
 dt_status dt_ctx_threads(dt_ctx *c, dt_ctx *alone, int threads, dt_err *e);
 void dt_ctx_set_seed(dt_ctx *c, dt_ctx *alone, uint64_t seed);
 dt_comm *dt_ctx_world(const dt_ctx *c);
-int64_t dt_ctx_unplanned(const dt_ctx *c); /* collectives of this process so far that were of no plan; a step has none */
+int64_t
+dt_ctx_unplanned(const dt_ctx *c); /* collectives of this process so far that were of no plan; a step has none */
 int dt_ctx_nthreads(const dt_ctx *c);
 uint64_t dt_ctx_seed(const dt_ctx *c);
 /* A spec's workspace callback for this device. */

@@ -25,13 +25,13 @@ local cut = false -- a run of this process ended before its last step, because i
 --- Whether a run of this process was asked to stop before its last step.
 function M.cut_short() return cut end
 
--- where = job:where_is(rank, ranks): whose part of the data. plan: the first that will be fed; where the rank reads only a part of a
--- microbatch's rows, no more is loaded. nil: for the sizes.
+-- where = job:where_is(rank, ranks): whose part of the data. plan: the first that will be fed; where the rank reads only a part of
+-- a microbatch's rows, no more is loaded. nil: for the sizes.
 local function loader_of(job, set, start, eval, where, plan)
   local part, parts = 0, 1
   if plan then part, parts = plan:part() end
-  return core.loader(set.core, { part = part, parts = parts, global = job.batch.global, micro = job:rows(where.replicas), seed = job.run_seed,
-    start = start, shuffle = not eval, eval = eval, rank = where.data, size = where.replicas })
+  return core.loader(set.core, { part = part, parts = parts, global = job.batch.global, micro = job:rows(where.replicas),
+    seed = job.run_seed, start = start, shuffle = not eval, eval = eval, rank = where.data, size = where.replicas })
 end
 
 local function here(job) return job:where_is(core.rank(), core.size()) end
@@ -146,7 +146,7 @@ function M.new(job)
   core.ctx { threads = options.threads or 0, seed = job.run_seed }
   local where = here(job)
   check_size(job, where)
-  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0, skipped = 0 }, Engine)
+  local self = setmetatable({ job = job, options = options, step_number = 0, version = 0, skipped = 0, due = 0 }, Engine)
   self.where, self.out = where, options.out or job.out
   self.checkpoint = job.checkpoint or (self.out and { dir = self.out .. "/checkpoints", keep = 3 }) or nil
   self.tokens = job.data.train.tokens
@@ -227,7 +227,7 @@ function Engine:resume(what, ...)
   for _, note in ipairs(not self.options.quiet and core.rank() == 0 and notes or {}) do print("note: " .. note) end
   self.exec:load(saved, not other_precision)
   saved:close()
-  self.settled = nil
+  self.settled, self.due = nil, 0
   self.resumed, self.start, self.step_number = true, meta.step, meta.step
   if self.loader then
     self.loader = loader_of(self.job, self.job.data.train, meta.step, false, self.where, self.plan)
@@ -237,48 +237,66 @@ function Engine:resume(what, ...)
   return meta.step
 end
 
--- mpirun ends its ranks soon after a SIGTERM: where a step is longer than that, an orderly stop comes too late. Told after the second
--- step, whose time is that of the others.
-local function warn_of_launcher(self, m)
-  if self.step_number ~= self.start + 2 or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
+-- mpirun ends its ranks soon after a SIGTERM: where the rest of a step and a save take longer than that, an orderly stop comes too late. Told
+-- once, after the second step, whose time is that of the others, or after a save.
+local function warn_of_launcher(self)
+  if self.warned or not self.step_seconds or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
   if not os.getenv "OMPI_COMM_WORLD_SIZE" or core.size() == 1 then return end
   local patience = tonumber(os.getenv "OMPI_MCA_odls_base_sigkill_timeout") or 1
-  if m.seconds + 0.2 < patience then return end
-  print(("note: a step takes %.2g s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
-    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(m.seconds, patience + 0.2, math.ceil(2 * m.seconds + 10)))
+  local step, save = self.step_seconds, self.save_seconds
+  local needs = step + (save or 0)
+  if needs + 0.2 < patience then return end
+  self.warned = true
+  print(("note: a step takes %.2g s%s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
+    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(step, save and (" and a checkpoint %.2g s"):format(save) or "", patience + 0.2,
+    math.ceil(2 * needs + 10)))
 end
 
---- Compares a digest of each parameter among its replicas; an error on all ranks names the first that differs.
+--- Compares a digest of each parameter, optimizer state and buffer among its replicas; an error on all ranks names the first that
+--- differs.
 function M.compare(engine)
   if core.size() > 1 then util.at(engine.job.where, engine.exec.alike, engine.exec) end
 end
 
--- After a step, whole or in pieces.
-local function stepped(self, m)
-  self.info = m
-  self.step_number = self.step_number + 1
-  for i = 1, #self.between do
-    local b = self.between[i]
-    if self.step_number % b.every == 0 then self.exec:call(b.number, {}) end
+-- What happens after some steps only, n of them done; finds the next step after which something does.
+local function attend(self, n, m)
+  self.due = math.maxinteger
+  local function is_due(every)
+    self.due = math.min(self.due, n + every - n % every)
+    return n % every == 0
   end
+  for _, b in ipairs(self.between) do if is_due(b.every) then self.exec:call(b.number, {}) end end
+  local compare, report = self.job.compare_every, self.job.report_every
+  if compare > 0 and is_due(compare) then M.compare(self) end
+  if n <= self.start + 2 then
+    self.due = n + 1
+    self.step_seconds = n == self.start + 2 and m.seconds or nil
+    warn_of_launcher(self)
+  end
+  if report and is_due(report) and not self.driven and core.rank() == 0 and not self.options.quiet then
+    print(("step=%d, skipped=%d, lr=%g, loss=%.6g, scale=%g, %.4g ms"):format(n, self.skipped, m.lr, m.loss, m.loss_scale,
+      m.seconds * 1e3))
+  end
+end
+
+-- After a step, whole or in pieces. Small models take hundreds of steps a millisecond: what few steps need is in attend.
+local function stepped(self, m)
+  local n = self.step_number + 1
+  self.info, self.step_number = m, n
   shared.changed(self)
   if self.tokens then m.tokens_per_second = m.count / m.seconds else m.samples_per_second = m.samples / m.seconds end
   self.record:step(m)
-  local compare = self.job.compare_every
-  if compare > 0 and self.step_number % compare == 0 then M.compare(self) end
-  warn_of_launcher(self, m)
   if m.skipped then self.skipped = self.skipped + 1 end
-  local every = not self.driven and self.job.report_every
-  if every and self.step_number % every == 0 and core.rank() == 0 and not self.options.quiet then
-    print(("step=%d, skipped=%d, lr=%g, loss=%.6g, scale=%g, %.4g ms"):format(self.step_number, self.skipped, m.lr, m.loss,
-      m.loss_scale, m.seconds * 1e3))
-  end
+  if n >= self.due then attend(self, n, m) end
   return m
 end
 
 --- Whether the run is at its end, or asked to stop before it.
 function Engine:over()
-  if self.step_number >= self.steps then return true end
+  if self.step_number >= self.steps then
+    core.stop_requested() -- which has nothing left to ask for
+    return true
+  end
   local stop = self:stop_requested()
   cut = cut or stop
   return stop
@@ -319,7 +337,7 @@ function Engine:step(batch)
 end
 
 --- Whether a rank was asked to stop (Ctrl-C, SIGTERM): the same answer on all ranks. Ranks talk about it every
---- tenth of a second or 500 steps.
+--- tenth of a second or 500 steps, outside of the plan, because a loop of the script's may ask at any time.
 function Engine:stop_requested()
   if core.size() == 1 then return core.stop_requested() end
   if self.stopping then return true end
@@ -370,8 +388,11 @@ function Engine:save(dir)
   if not c or dir ~= c.dir then folder.other(self, dir) end
   M.compare(self)
   self.record:flush()
+  local begun = core.now()
   self.exec:save { dir = dir, keep = c and c.keep or 0, meta = { step = self.step_number }, run = self.run, defines = self.defines }
-  self.saved = self.step_number
+  folder.settle(self, dir)
+  self.saved, self.save_seconds = self.step_number, core.now() - begun
+  warn_of_launcher(self)
 end
 
 Engine.fetch, Engine.store = shared.fetch, shared.store

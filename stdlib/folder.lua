@@ -1,5 +1,6 @@
 -- The folders that a run writes to: --out (metrics.jsonl) and the checkpoints'. A folder belongs to one run: it is locked while the
--- run lives, it keeps the run's id, and what another run has left in it is touched only when --overwrite says so. Rank 0 looks and
+-- run lives, it keeps the run's id, and what another run has left in it is touched only when --overwrite says so: it is put aside, and goes once
+-- this run's first checkpoint is safe. Rank 0 looks and
 -- writes; what it finds, good or bad, all ranks are told. Whatever the run will write is tried before its first step.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
@@ -100,8 +101,13 @@ local function open(engine)
   end
   local gone, wipe = older(engine, dir, steps, has_metrics, before)
   if dir then core.try_folder(dir) end
-  for _, step in ipairs(gone) do core.forget(dir, step) end
+  for _, step in ipairs(gone) do core.put_aside(dir, step) end
   if wipe then
+    local kept, earlier = core.lines(core.put_aside(out) .. "/metrics.jsonl")
+    if earlier == "" then kept:add(engine.metrics_before) end -- else this replaces a run that died before its first checkpoint
+    local ok, message = kept:flush()
+    if not ok then util.fail_at(engine.job.where, "%s", message) end
+    kept:close()
     engine.metrics:cut(0)
     engine.metrics_before = ""
   end
@@ -122,9 +128,17 @@ function M.other(engine, dir)
       util.fail("%s holds checkpoints%s (step %s); save into another folder, or remove what is there (--overwrite)", dir,
         before and (" of run " .. before) or "", list(steps))
     end
-    if before ~= engine.run then for _, step in ipairs(steps) do core.forget(dir, step) end end
+    if before ~= engine.run then for _, step in ipairs(steps) do core.put_aside(dir, step) end end
     h:name(engine.run)
     held[plain(dir)][2] = engine.run
+  end)
+end
+
+--- After a checkpoint in dir is safe: what this run replaces goes.
+function M.settle(engine, dir)
+  M.at_root(function()
+    core.settle(plain(dir))
+    if engine.out then core.settle(plain(engine.out)) end
   end)
 end
 

@@ -156,7 +156,24 @@ function ops.stack(list, dim)
   return ops.concat(util.map(list, function(x) return ops.unsqueeze(x, dim or 0) end), dim or 0)
 end
 
---- x cut along dim into pieces: sizes a list, or one size for all (the last may be smaller). At most 8 results.
+local SPLIT = 8 -- results of one split
+
+-- Appends x cut along dim into pieces to out: more than one split can make are cut from the pieces of a first one.
+local function cut(x, sizes, dim, out)
+  if #sizes <= SPLIT then return table.move({ op("split", x, { dim = dim, sizes = sizes }) }, 1, #sizes, #out + 1, out) end
+  local each, sums = 1, {}
+  while each * SPLIT < #sizes do each = each * SPLIT end
+  for i, n in ipairs(sizes) do
+    local k = (i - 1) // each + 1
+    sums[k] = (sums[k] or 0) + util.check("split: sizes", n, "integer")
+  end
+  for k, part in ipairs { op("split", x, { dim = dim, sizes = sums }) } do
+    cut(part, table.move(sizes, (k - 1) * each + 1, math.min(k * each, #sizes), 1, {}), dim, out)
+  end
+  return out
+end
+
+--- x cut along dim into pieces: sizes a list, or one size for all (the last may be smaller).
 function ops.split(x, sizes, dim)
   if type(sizes) == "table" and sizes.sizes then sizes, dim = sizes.sizes, sizes.dim end
   dim = dim_of("split", tensor("split", x), dim or 0)
@@ -168,7 +185,8 @@ function ops.split(x, sizes, dim)
       left = left - size
     end
   end
-  return op("split", x, { dim = dim, sizes = sizes })
+  if type(sizes) ~= "table" or #sizes <= SPLIT then return op("split", x, { dim = dim, sizes = sizes }) end
+  return table.unpack(cut(x, sizes, dim, {}))
 end
 
 --- x cut along dim into n pieces, the last maybe smaller.

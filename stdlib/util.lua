@@ -172,8 +172,8 @@ local kinds = {
   integer = function(v) return math.type(v) == "integer" or (type(v) == "number" and v == math.floor(v)
     and v - v == 0) end,
   count = function(v) return type(v) == "number" and v == math.floor(v) and v >= 1 and v - v == 0 end,
-  positive = function(v) return type(v) == "number" and v > 0 end,
-  nonnegative = function(v) return type(v) == "number" and v >= 0 end,
+  positive = function(v) return type(v) == "number" and v > 0 and v < math.huge end,
+  nonnegative = function(v) return type(v) == "number" and v >= 0 and v < math.huge end,
   fraction = function(v) return type(v) == "number" and v >= 0 and v <= 1 end,
   decay = function(v) return type(v) == "number" and v >= 0 and v < 1 end,
   pair = function(v)
@@ -182,8 +182,8 @@ local kinds = {
   callable = util.callable,
 }
 local names = {
-  integer = "a whole number", count = "a whole number of at least 1", positive = "a number above 0",
-  nonnegative = "a number of at least 0", fraction = "a number from 0 to 1", decay = "a number from 0 to less than 1", pair =
+  integer = "a whole number", count = "a whole number of at least 1", positive = "a finite number above 0",
+  nonnegative = "a finite number of at least 0", fraction = "a number from 0 to 1", decay = "a number from 0 to less than 1", pair =
     "a number or a pair {a, b}",
   callable = "a function", number = "a number", string = "a string", boolean = "true or false", table = "a table",
 }

@@ -1,11 +1,11 @@
 /* Kernels that make gradients small: the largest elements of a row, and signs as bits. Contiguous tensors.
  *
- * topk is exact and the same for any number of threads: a heap of the k best, equals by their index, NaN above all. */
+ * topk is exact and the same for any number of threads: a heap of the k best, equals by their index, NaN above all. Elements
+ * are compared as integers that are ordered as they are. */
 #include "k.h"
 
 typedef struct best {
-  double v;
-  int64_t i;
+  int64_t v, i;
 } best;
 typedef struct topk {
   const dt_view *x, *y, *at; /* x[rows,n] -> y[rows,k], at[rows,k] */
@@ -14,6 +14,19 @@ typedef struct topk {
 } topk;
 
 static inline bool worse(best a, best b) { return a.v < b.v || (a.v == b.v && a.i > b.i); }
+
+/* Element i of a tensor as an integer of the same order; -0 is 0, NaN is above all. */
+static int64_t order_of(const void *p, int dtype, int64_t i) {
+  if (!dt_is_float(dtype)) {
+    int64_t v;
+    K(load_i64)(&v, k_at(p, dtype, i), dtype, 1, 1);
+    return v;
+  }
+  const double d = (dtype == DT_F32 ? (double)((const float *)p)[i] : dt_get(p, dtype, i)) + 0.0;
+  int64_t bits;
+  memcpy(&bits, &d, sizeof bits);
+  return d != d ? INT64_MAX : bits < 0 ? bits ^ INT64_MAX : bits;
+}
 
 static void sink(best *h, int64_t n, int64_t i) {
   best x = h[i];
@@ -32,8 +45,7 @@ static void topk_rows(void *ctx, int64_t begin, int64_t end, int part) {
   for (int64_t r = begin; r < end; r++) {
     int64_t have = 0;
     for (int64_t i = 0; i < q->n; i++) {
-      best b = {dtype == DT_F32 ? ((const float *)q->x->p)[r * q->n + i] : dt_get(q->x->p, dtype, r * q->n + i), i};
-      if (b.v != b.v) b.v = INFINITY;
+      best b = {order_of(q->x->p, dtype, r * q->n + i), i};
       if (have == q->k) {
         if (!worse(h[0], b)) continue;
         h[0] = b;
@@ -45,7 +57,7 @@ static void topk_rows(void *ctx, int64_t begin, int64_t end, int part) {
       h[at] = b;
     }
     for (int64_t m = q->k; m-- > 0;) { /* the worst that is left goes to the end */
-      dt_put(q->y->p, dtype, r * q->k + m, dt_get(q->x->p, dtype, r * q->n + h[0].i));
+      memcpy(k_at(q->y->p, dtype, r * q->k + m), k_at(q->x->p, dtype, r * q->n + h[0].i), dt_dtype_size(dtype));
       ((int64_t *)q->at->p)[r * q->k + m] = h[0].i;
       h[0] = h[m];
       sink(h, m, 0);

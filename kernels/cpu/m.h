@@ -50,6 +50,20 @@ M_FN double m_fma_f64(double a, double b, double c) {
   return a * b + c;
 #endif
 }
+/* of integers, for the vector machine: all wrap around */
+M_FN int64_t m_abs_i64(int64_t x) { return x < 0 ? -x : x; }
+M_FN int64_t m_floor_i64(int64_t x) { return x; }
+M_FN int64_t m_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+M_FN int64_t m_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+M_FN int64_t m_fma_i64(int64_t a, int64_t b, int64_t c) { return a * b + c; }
+/* a^b; where b < 0 what is left of 1 / a^-b without its fraction, as in PyTorch: 0 unless a is 1 or -1 */
+M_FN int64_t m_pow_i64(int64_t a, int64_t b) {
+  if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
+  int64_t y = 1;
+  for (; b; b >>= 1, a *= a)
+    if (b & 1) y *= a;
+  return y;
+}
 /* NaN wins, whichever operand it is */
 M_FN float m_min_f32(float a, float b) { return (a < b) | (a != a) ? a : b; }
 M_FN double m_min_f64(double a, double b) { return (a < b) | (a != a) ? a : b; }
@@ -212,20 +226,21 @@ M_FN float m_pow_f32(float a, float b) {
 M_FN double m_pow_f64(double a, double b) { return pow(a, b); }
 
 #define M_PICK_(name, x) _Generic((x), float : name##_f32, double : name##_f64)
+#define M_PICK3_(name, x) _Generic((x), float : name##_f32, double : name##_f64, int64_t : name##_i64)
 #define m_exp(x) M_PICK_(m_exp, x)(x)
 #define m_log(x) M_PICK_(m_log, x)(x)
 #define m_log1p(x) M_PICK_(m_log1p, x)(x)
 #define m_sqrt(x) M_PICK_(m_sqrt, x)(x)
 #define m_tanh(x) M_PICK_(m_tanh, x)(x)
 #define m_erf(x) M_PICK_(m_erf, x)(x)
-#define m_abs(x) M_PICK_(m_abs, x)(x)
-#define m_floor(x) M_PICK_(m_floor, x)(x)
+#define m_abs(x) M_PICK3_(m_abs, x)(x)
+#define m_floor(x) M_PICK3_(m_floor, x)(x)
 #define m_sin(x) M_PICK_(m_sin, x)(x)
 #define m_cos(x) M_PICK_(m_cos, x)(x)
-#define m_pow(x, y) M_PICK_(m_pow, x)(x, y)
-#define m_min(x, y) M_PICK_(m_min, x)(x, y)
-#define m_max(x, y) M_PICK_(m_max, x)(x, y)
-#define m_fma(x, y, z) M_PICK_(m_fma, x)(x, y, z)
+#define m_pow(x, y) M_PICK3_(m_pow, x)(x, y)
+#define m_min(x, y) M_PICK3_(m_min, x)(x, y)
+#define m_max(x, y) M_PICK3_(m_max, x)(x, y)
+#define m_fma(x, y, z) M_PICK3_(m_fma, x)(x, y, z)
 #define m_gelu_tanh_bwd(x, y) M_PICK_(m_gelu_tanh_bwd, x)(x, y)
 #define m_silu_bwd(x, y) M_PICK_(m_silu_bwd, x)(x, y)
 

@@ -39,8 +39,15 @@ static void row(const copy *c, char *dst, const char *src, int64_t n) {
   const size_t size = dt_dtype_size(c->dtype_s);
   if (c->dtype_d != c->dtype_s) {
     double f[256];
+    int64_t v[256];
+    const bool whole = !dt_is_float(c->dtype_d) && !dt_is_float(c->dtype_s);
     for (int64_t i = 0, k; i < n; i += k) {
       k = K_MIN(n - i, 256);
+      if (whole) {
+        K(load_i64)(v, k_at(src, c->dtype_s, i * ss), c->dtype_s, ss, k);
+        K(store_i64)(k_at(dst, c->dtype_d, i * ds), c->dtype_d, ds, v, k);
+        continue;
+      }
       K(load_f64)(f, k_at(src, c->dtype_s, i * ss), c->dtype_s, ss, k);
       K(store_f64)(k_at(dst, c->dtype_d, i * ds), c->dtype_d, ds, f, k);
     }
@@ -136,7 +143,8 @@ static void run_pad(dt_call *c) {
   const dt_view *out = &c->out[0];
   uint64_t value = 0;
   dt_view fill = *out, part = *out;
-  dt_put(&value, out->t.dtype, 0, c->a.pad.value);
+  if (dt_is_float(out->t.dtype)) dt_put(&value, out->t.dtype, 0, c->a.pad.value.f);
+  else K(store_i64)(&value, out->t.dtype, 1, &c->a.pad.value.i, 1);
   fill.p = &value;
   memset(fill.stride, 0, sizeof fill.stride);
   K(copy_view)(c->pool, out, &fill);

@@ -319,9 +319,16 @@ static void cumsum_lines(void *ctx, int64_t begin, int64_t end, int part) {
     int64_t at = k / a->inner * a->inner * a->n + k % a->inner, step = a->inner;
     if (a->reverse) at += (a->n - 1) * step, step = -step;
     double s = 0;
+    int64_t whole = 0, x;
     for (int64_t i = 0; i < a->n; i++, at += step) {
-      s += dt_get(a->in->p, din, at);
-      dt_put(a->out->p, dout, at, s);
+      if (dt_is_float(din)) {
+        s += dt_get(a->in->p, din, at);
+        dt_put(a->out->p, dout, at, s);
+        continue;
+      }
+      K(load_i64)(&x, k_at(a->in->p, din, at), din, 1, 1);
+      whole = plus_i64(whole, x);
+      K(store_i64)(k_at(a->out->p, dout, at), dout, 1, &whole, 1);
     }
   }
 }

@@ -4,7 +4,8 @@
  * vm_new analyses a program for given operands, once: dims that all operands walk as one are joined; values that are
  * the same for every element are computed once a call; contiguous operands of the compute type are read and written
  * where they lie; the rest goes through blocks. Each value of the program then has a slot, and an instruction is a
- * loop with four slots. Invariant: an output is only written where it lies when no later instruction reads memory that
+ * loop with four slots. A program computes in float, double or int64_t; integers wrap around (this file is compiled with
+ * -fwrapv). Invariant: an output is only written where it lies when no later instruction reads memory that
  * it covers, so outputs may be the same memory as inputs. An element's bits depend on its operands alone, not on where
  * in a block it lies or which thread computes it: this file is compiled without contraction, and merged products are
  * written as m_fma (tests/c/test_bits.c).
@@ -35,19 +36,29 @@ typedef struct v_operand {
   int64_t stride[DT_MAX_DIM];
 } v_operand;
 
+typedef double v_imm_f32, v_imm_f64; /* what an instruction's attributes are kept in */
+typedef int64_t v_imm_i64;
 typedef void v_loop_f32(float *d, const float *pa, const float *pb, const float *pc, int64_t n, const double *imm);
 typedef void v_loop_f64(double *d, const double *pa, const double *pb, const double *pc, int64_t n, const double *imm);
+typedef void v_loop_i64(int64_t *d, const int64_t *pa, const int64_t *pb, const int64_t *pc, int64_t n,
+                        const int64_t *imm);
 typedef struct v_ins {
   union {
     v_loop_f32 *fn_f32;
     v_loop_f64 *fn_f64;
+    v_loop_i64 *fn_i64;
   } loop;
   int d, a, b, c; /* slots */
-  double imm[2];
+  union {
+    v_imm_f32 imm_f32[2];
+    v_imm_f64 imm_f64[2];
+    v_imm_i64 imm_i64[2];
+  } imm;
 } v_ins;
 
 struct k_vm {
-  bool f64, by_row;              /* by_row: blocks do not cross the end of a row */
+  int type;                      /* computed in: DT_F32, DT_F64 or DT_I64 */
+  bool by_row;                   /* by_row: blocks do not cross the end of a row */
   int nin, nout, nins, nuniform; /* the first nuniform instructions are run once a call, on scalars */
   int nscalar, nblock, scalar0, block0;
   int nd;
@@ -81,8 +92,16 @@ static inline int64_t v_next_row(const k_vm *v, const v_operand *o, int64_t *at)
   return off;
 }
 
+#define V_REALS(...) __VA_ARGS__ /* what only floats have */
 #define K_TEMPLATE "vm_loops.h"
 #include "k_twice.h"
+#undef V_REALS
+#define V_REALS(...)
+#define T int64_t
+#define F(name) name##_i64
+#define K_LOAD K(load_i64)
+#define K_STORE K(store_i64)
+#include "vm_loops.h"
 
 static const struct v_op {
   uint8_t arity, flops;
@@ -130,7 +149,7 @@ static bool v_flat(const k_vm *v, const int64_t *stride) {
 static void v_operands(k_vm *v, const dt_vm *vm, const dt_view *in, const dt_view *out) {
   int64_t(*stride)[DT_MAX_DIM] = dt_xalloc((size_t)(v->nin + v->nout + 1) * sizeof *stride);
   int64_t *which[DT_MAX_IN + DT_MAX_OUT];
-  int n = 0, type = v->f64 ? DT_F64 : DT_F32, nd = vm->space.nd;
+  int n = 0, nd = vm->space.nd;
   memcpy(v->dim, vm->space.dim, sizeof v->dim);
   for (int i = 0; i < v->nin + v->nout; i++) {
     v_operand *o = i < v->nin ? &v->in[i] : &v->out[i - v->nin];
@@ -153,7 +172,7 @@ static void v_operands(k_vm *v, const dt_vm *vm, const dt_view *in, const dt_vie
   v->by_row = !all_flat && v->dim[v->nd - 1] >= V_ROW;
   for (int i = 0; i < v->nin + v->nout; i++) {
     v_operand *o = i < v->nin ? &v->in[i] : &v->out[i - v->nin];
-    o->in_place = !o->scalar && o->dtype == type && (o->flat || (v->by_row && o->stride[v->nd - 1] == 1));
+    o->in_place = !o->scalar && o->dtype == v->type && (o->flat || (v->by_row && o->stride[v->nd - 1] == 1));
   }
 }
 
@@ -171,7 +190,8 @@ static void v_values(const k_vm *v, const dt_vm *vm, v_code *code, v_value *val,
     reg[i] = i, val[i] = (v_value){.scalar = v->in[i].scalar, .def = -1, .last = -1, .slot = i};
   for (int j = 0; j < vm->nins; j++) {
     const dt_vmi *s = &vm->ins[j];
-    if (s->op == DT_EW_cast && (s->imm[0] == DT_F64 || (!v->f64 && s->imm[0] == DT_F32))) { /* changes nothing here */
+    if (s->op == DT_EW_cast &&
+        (s->imm[0] == v->type || (v->type == DT_F32 && s->imm[0] == DT_F64))) { /* changes nothing here */
       code[j].op = -1, reg[s->dst] = reg[s->a];
       continue;
     }
@@ -207,92 +227,142 @@ static void v_merge(const dt_vm *vm, v_code *code, const v_value *val) {
   }
 }
 
-k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
-  const int nval = vm->nin + vm->nins;
-  k_vm *v = dt_xalloc(sizeof *v + (size_t)(vm->nin + vm->nout) * sizeof(v_operand) + (size_t)vm->nins * sizeof(v_ins));
-  v->in = (v_operand *)(v + 1), v->out = v->in + vm->nin, v->ins = (v_ins *)(v->out + vm->nout);
-  v->f64 = vm->f64, v->nin = vm->nin, v->nout = vm->nout, v->count = dt_numel(&vm->space);
-  if (v->count == 0) return v;
-  v_operands(v, vm, in, out);
-
-  v_value *val = dt_xalloc((size_t)(nval + 1) * sizeof *val);
-  v_code *code = dt_xalloc((size_t)(vm->nins + 1) * sizeof *code);
-  int *stored = dt_xalloc((size_t)(vm->nout + 1) * sizeof *stored);
-  int *free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *free_block), nfree = 0;
-  v_values(v, vm, code, val, stored);
-  v_merge(vm, code, val);
-  int64_t cost = vm->nin + vm->nout;
-  for (int j = 0; j < vm->nins; j++) {
-    if (code[j].op < 0) continue;
-    for (int k = 0; k < v_ops[code[j].op].arity; k++) val[code[j].arg[k]].last = j;
-    if (!val[vm->nin + j].scalar) cost += 1 + v_ops[code[j].op].flops;
+/* The loop of instruction s with op `op` (two may have become one), and its attributes; mask: which operands are scalars. */
+static void v_choose(const k_vm *v, v_ins *w, int op, const dt_vmi *s, int mask) {
+  const int to = op == DT_EW_cast ? (int)s->imm[0] : -1;
+  if (v->type == DT_I64) {
+    w->loop.fn_i64 = to >= 0 ? v_casts_i64[to] : v_loops_i64[op][mask];
+    memcpy(w->imm.imm_i64, s->whole, sizeof s->whole);
+    return;
   }
-  v->grain = k_grain(cost);
+  memcpy(w->imm.imm_f64, s->imm, sizeof s->imm);
+  if (v->type == DT_F64) w->loop.fn_f64 = to >= 0 ? v_casts_f64[to] : v_loops_f64[op][mask];
+  else w->loop.fn_f32 = to >= 0 ? v_casts_f32[to] : v_loops_f32[op][mask];
+}
 
-  /* outputs: written where they lie by the instruction that computes them, or stored at the end of each block. An input
-   * that is itself stored must be saved from the other outputs. */
+/* A program being made ready. */
+typedef struct v_maker {
+  k_vm *v;
+  const dt_vm *vm;
+  const dt_view *in, *out;
+  v_value *val;           /* [inputs, then instructions] */
+  v_code *code;           /* [instructions] */
+  int *stored;            /* [outputs] the value that each is */
+  int *free_block, nfree; /* blocks whose last reader has run */
+} v_maker;
+
+/* Who reads a value last, and how many elements are worth a thread. */
+static void v_last_readers(v_maker *m) {
+  int64_t cost = m->vm->nin + m->vm->nout;
+  for (int j = 0; j < m->vm->nins; j++) {
+    if (m->code[j].op < 0) continue;
+    for (int k = 0; k < v_ops[m->code[j].op].arity; k++) m->val[m->code[j].arg[k]].last = j;
+    if (!m->val[m->vm->nin + j].scalar) cost += 1 + v_ops[m->code[j].op].flops;
+  }
+  m->v->grain = k_grain(cost);
+}
+
+/* Outputs are written where they lie by the instruction that computes them, or stored at the end of each block. An input that is itself stored
+ * must be saved from the other outputs. */
+static void v_place_outputs(v_maker *m) {
+  k_vm *v = m->v;
   for (int o = 0; o < v->nout; o++) {
-    v_value *x = &val[stored[o]];
+    v_value *x = &m->val[m->stored[o]];
     for (int q = 0; x->def < 0 && q < v->nout; q++)
-      if (q != o && v_overlap(&in[x - val], &out[q])) v->in[x - val].in_place = false;
+      if (q != o && v_overlap(&m->in[x - m->val], &m->out[q])) v->in[x - m->val].in_place = false;
     if (x->def < 0) x->last = INT_MAX;
   }
   v->scalar0 = v->nin + v->nout;
   for (int o = 0; o < v->nout; o++) {
-    v_value *x = &val[stored[o]];
+    v_value *x = &m->val[m->stored[o]];
     v_operand *w = &v->out[o];
     w->scalar = x->scalar;
-    w->in_place = w->in_place && !x->scalar && x->def >= 0 && x->slot < 0 && v_may_write(v, val, in, out, o, x->def);
+    w->in_place = w->in_place && !x->scalar && x->def >= 0 && x->slot < 0 &&
+                  v_may_write(v, m->val, m->in, m->out, o, x->def);
     if (w->in_place) x->slot = v->nin + o;
     x->last = INT_MAX;
   }
+}
 
-  /* slots for the rest: scalars each their own, blocks until the last reader has run */
-  for (int i = 0; i < vm->nin; i++) {
-    if (val[i].scalar) val[i].slot = v->scalar0 + v->nscalar++;
+/* Scalars have a slot each, inputs that are not read where they lie a block each. */
+static void v_place_inputs(v_maker *m) {
+  k_vm *v = m->v;
+  for (int i = 0; i < m->vm->nin; i++) {
+    if (m->val[i].scalar) m->val[i].slot = v->scalar0 + v->nscalar++;
     else if (!v->in[i].in_place) v->in[i].home = v->nblock++;
-    v->in[i].slot = val[i].slot;
+    v->in[i].slot = m->val[i].slot;
   }
-  for (int j = 0; j < vm->nins; j++)
-    if (code[j].op >= 0 && val[vm->nin + j].scalar) val[vm->nin + j].slot = v->scalar0 + v->nscalar++;
+  for (int j = 0; j < m->vm->nins; j++)
+    if (m->code[j].op >= 0 && m->val[m->vm->nin + j].scalar) m->val[m->vm->nin + j].slot = v->scalar0 + v->nscalar++;
   v->block0 = v->scalar0 + v->nscalar;
-  for (int pass = 0; pass < 2; pass++) /* scalar instructions first */
-    for (int j = 0; j < vm->nins; j++) {
-      v_value *d = &val[vm->nin + j];
-      const v_code *s = &code[j];
-      if (s->op < 0 || d->scalar != !pass) continue;
-      v_ins *w = &v->ins[v->nins++];
-      int *slot[3] = {&w->a, &w->b, &w->c}, mask = 0;
-      for (int k = 0; k < v_ops[s->op].arity; k++) {
-        const v_value *x = &val[s->arg[k]];
-        bool again = false;
-        for (int q = 0; q < k; q++) again |= s->arg[q] == s->arg[k];
-        *slot[k] = x->slot;
-        mask |= (pass && x->scalar) << k;
-        if (x->last != j || again || x->scalar) continue;
-        if (x->slot >= v->block0) free_block[nfree++] = x->slot - v->block0;
-        else if (x->def < 0 && !v->in[x - val].in_place) free_block[nfree++] = v->in[x - val].home;
-      }
-      if (d->slot < 0) d->slot = v->block0 + (nfree ? free_block[--nfree] : v->nblock++);
-      if (pass && d->last == j && d->slot >= v->block0) free_block[nfree++] = d->slot - v->block0; /* nobody reads it */
-      w->d = d->slot;
-      memcpy(w->imm, vm->ins[j].imm, sizeof w->imm);
-      if (v->f64) w->loop.fn_f64 = s->op == DT_EW_cast ? v_casts_f64[(int)w->imm[0]] : v_loops_f64[s->op][mask];
-      else w->loop.fn_f32 = s->op == DT_EW_cast ? v_casts_f32[(int)w->imm[0]] : v_loops_f32[s->op][mask];
-      if (!pass) v->nuniform++;
-    }
+}
+
+/* Instruction j on blocks, or on scalars alone. Its result gets a block that is free, and arguments read for the last time give theirs up. */
+static void v_emit(v_maker *m, int j, bool blocks) {
+  k_vm *v = m->v;
+  v_value *d = &m->val[m->vm->nin + j];
+  const v_code *s = &m->code[j];
+  if (s->op < 0 || d->scalar == blocks) return;
+  v_ins *w = &v->ins[v->nins++];
+  int *slot[3] = {&w->a, &w->b, &w->c}, mask = 0;
+  for (int k = 0; k < v_ops[s->op].arity; k++) {
+    const v_value *x = &m->val[s->arg[k]];
+    bool again = false;
+    for (int q = 0; q < k; q++) again |= s->arg[q] == s->arg[k];
+    *slot[k] = x->slot;
+    mask |= (blocks && x->scalar) << k;
+    if (x->last != j || again || x->scalar) continue;
+    if (x->slot >= v->block0) m->free_block[m->nfree++] = x->slot - v->block0;
+    else if (x->def < 0 && !v->in[x - m->val].in_place) m->free_block[m->nfree++] = v->in[x - m->val].home;
+  }
+  if (d->slot < 0) d->slot = v->block0 + (m->nfree ? m->free_block[--m->nfree] : v->nblock++);
+  if (blocks && d->last == j && d->slot >= v->block0)
+    m->free_block[m->nfree++] = d->slot - v->block0; /* nothing reads it */
+  w->d = d->slot;
+  v_choose(v, w, s->op, &m->vm->ins[j], mask);
+  if (!blocks) v->nuniform++;
+}
+
+/* As many elements at once as keep all that is touched in the first cache. */
+static void v_size_blocks(v_maker *m) {
+  k_vm *v = m->v;
   int touched = 0;
   for (int i = 0; i < v->nin; i++) touched += v->in[i].in_place;
   for (int o = 0; o < v->nout; o++) {
-    v->out[o].slot = val[stored[o]].slot;
+    v->out[o].slot = m->val[m->stored[o]].slot;
     if (v->out[o].scalar) v->out[o].home = v->nblock++;
     else touched += v->out[o].in_place;
   }
   touched += v->nblock;
-  v->block = V_L1_BYTES / (K_MAX(touched, 1) * (v->f64 ? 8 : 4)) / 64 * 64;
+  v->block = V_L1_BYTES / (K_MAX(touched, 1) * (v->type == DT_F32 ? 4 : 8)) / 64 * 64;
   v->block = K_MAX(V_BLOCK_MIN, K_MIN(v->block, V_BLOCK_MAX));
   v->block = K_MIN(v->block, (v->count + 15) / 16 * 16);
-  free(val), free(code), free(stored), free(free_block);
+}
+
+k_vm *K(vm_new)(const dt_vm *vm, const dt_view *in, const dt_view *out) {
+  const int nval = vm->nin + vm->nins;
+  k_vm *v = dt_xalloc(sizeof *v + (size_t)(vm->nin + vm->nout) * sizeof(v_operand) + (size_t)vm->nins * sizeof(v_ins));
+  v->in = (v_operand *)(v + 1), v->out = v->in + vm->nin, v->ins = (v_ins *)(v->out + vm->nout);
+  v->type = vm->type, v->nin = vm->nin, v->nout = vm->nout, v->count = dt_numel(&vm->space);
+  if (v->count == 0) return v;
+  v_operands(v, vm, in, out);
+  v_maker m = {.v = v,
+               .vm = vm,
+               .in = in,
+               .out = out,
+               .val = dt_xalloc((size_t)(nval + 1) * sizeof *m.val),
+               .code = dt_xalloc((size_t)(vm->nins + 1) * sizeof *m.code),
+               .stored = dt_xalloc((size_t)(vm->nout + 1) * sizeof *m.stored),
+               .free_block = dt_xalloc((size_t)(nval + vm->nout + 1) * sizeof *m.free_block)};
+  v_values(v, vm, m.code, m.val, m.stored);
+  v_merge(vm, m.code, m.val);
+  v_last_readers(&m);
+  v_place_outputs(&m);
+  v_place_inputs(&m);
+  for (int blocks = 0; blocks < 2; blocks++) /* scalar instructions first */
+    for (int j = 0; j < vm->nins; j++) v_emit(&m, j, blocks);
+  v_size_blocks(&m);
+  free(m.val), free(m.code), free(m.stored), free(m.free_block);
   return v;
 }
 
@@ -300,7 +370,8 @@ void K(vm_free)(k_vm *v) { free(v); }
 
 void K(vm_range)(const k_vm *v, int64_t begin, int64_t end) {
   if (begin >= end) return;
-  if (v->f64) v_range_f64(v, begin, end);
+  if (v->type == DT_I64) v_range_i64(v, begin, end);
+  else if (v->type == DT_F64) v_range_f64(v, begin, end);
   else v_range_f32(v, begin, end);
 }
 

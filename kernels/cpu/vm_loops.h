@@ -1,15 +1,15 @@
-/* The vector machine's loops, included by vm.c for float and for double: one compiled loop for every row of
+/* The vector machine's loops, included by vm.c for float, double and int64_t: one compiled loop for every row of
  * kernels/elementwise.def and every pattern of scalar operands. Loop: d[i] = op(a[i], b[i], c[i]) for i < n; in
  * pattern m operand k is the scalar at its address when bit k of m is set. d may be one of the operands. */
-#define V_FN(fname, PRE, A, B, C, ...)                                                               \
-  static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm) { \
-    const T i0 = (T)imm[0], i1 = (T)imm[1];                                                          \
-    PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                            \
-    K_IVDEP _Pragma("GCC unroll 4") for (int64_t i = 0; i < n; i++) {                                \
-      const T a = A, b = B, c = C;                                                                   \
-      (void)a, (void)b, (void)c;                                                                     \
-      d[i] = __VA_ARGS__;                                                                            \
-    }                                                                                                \
+#define V_FN(fname, PRE, A, B, C, ...)                                                                  \
+  static void F(fname)(T * d, const T *pa, const T *pb, const T *pc, int64_t n, const F(v_imm) * imm) { \
+    const T i0 = (T)imm[0], i1 = (T)imm[1];                                                             \
+    PRE(void) pa, (void)pb, (void)pc, (void)i0, (void)i1;                                               \
+    K_IVDEP _Pragma("GCC unroll 4") for (int64_t i = 0; i < n; i++) {                                   \
+      const T a = A, b = B, c = C;                                                                      \
+      (void)a, (void)b, (void)c;                                                                        \
+      d[i] = __VA_ARGS__;                                                                               \
+    }                                                                                                   \
   }
 #define V_SA const T sa = *pa;
 #define V_SB const T sb = *pb;
@@ -30,7 +30,13 @@
   V_FN(name##_6, V_SB V_SC, pa[i], sb, sc, __VA_ARGS__)
 /* a cast rounds to what its dtype can hold: one loop for each dtype, in the place of the patterns */
 #define m_round(x, dtype) 0
-#define EW(name, nin, attr, kind, grad, flops, ...) V_ARITY_##nin(name, __VA_ARGS__)
+#define V_OF_ARITH(...) __VA_ARGS__
+#define V_OF_CMP V_OF_ARITH
+#define V_OF_SELECT V_OF_ARITH
+#define V_OF_CAST V_OF_ARITH
+#define V_OF_FULL V_OF_ARITH
+#define V_OF_FLOAT V_REALS
+#define EW(name, nin, attr, kind, grad, flops, ...) V_OF_##kind(V_ARITY_##nin(name, __VA_ARGS__))
 #include "../elementwise.def"
 #undef EW
 #undef m_round
@@ -43,12 +49,11 @@ V_CAST(to_bool, (T)(a != 0))
 V_CAST(to_u8, (T)(uint8_t)(int64_t)a)
 V_CAST(to_i32, (T)(int32_t)a)
 V_CAST(to_i64, (T)(int64_t)a)
-V_CAST(to_f16, (T)m_from_f16(m_to_f16((float)a)))
-V_CAST(to_bf16, (T)m_from_bf16(m_to_bf16((float)a)))
-V_CAST(to_f32, (T)(float)a)
-V_CAST(to_f64, a)
+V_REALS(V_CAST(to_f16, (T)m_from_f16(m_to_f16((float)a))))
+V_REALS(V_CAST(to_bf16, (T)m_from_bf16(m_to_bf16((float)a))))
+V_REALS(V_CAST(to_f32, (T)(float)a))
+V_REALS(V_CAST(to_f64, a))
 
-typedef void F(v_loop)(T *d, const T *pa, const T *pb, const T *pc, int64_t n, const double *imm);
 #define V_TABLE_0(name) \
   { F(name##_0) }
 #define V_TABLE_1(name) \
@@ -58,12 +63,12 @@ typedef void F(v_loop)(T *d, const T *pa, const T *pb, const T *pc, int64_t n, c
 #define V_TABLE_3(name) \
   { F(name##_0), F(name##_1), F(name##_2), F(name##_3), F(name##_4), F(name##_5), F(name##_6) }
 static F(v_loop) *const F(v_loops)[V_NOPS][8] = {
-#define EW(name, nin, ...) V_TABLE_##nin(name),
+#define EW(name, nin, attr, kind, ...) V_OF_##kind([DT_EW_##name] = V_TABLE_##nin(name), )
 #include "../elementwise.def"
 #undef EW
     [V_MULADD] = V_TABLE_3(muladd), [V_MULSUB] = V_TABLE_3(mulsub), [V_NMULADD] = V_TABLE_3(nmuladd)};
-static F(v_loop) *const
-    F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64), F(to_f16), F(to_bf16), F(to_f32), F(to_f64)};
+static F(v_loop) *const F(v_casts)[DT_NDTYPE] = {F(to_bool), F(to_u8), F(to_i32), F(to_i64),
+                                                 V_REALS(F(to_f16), F(to_bf16), F(to_f32), F(to_f64))};
 
 /* The address of n elements of operand o from element b of the space on: in place where the memory serves as it is,
  * else converted or gathered into o's own block. */
@@ -78,7 +83,7 @@ static T *F(v_load)(const k_vm *v, const v_operand *o, T *block, int64_t b, int6
   if (o->in_place) return (T *)o->p + off;
   for (int64_t done = 0;;) {
     int64_t seg = K_MIN(v->dim[last] - at[last], n - done);
-    if (seg < 32 && o->stride[last] == 1 && sizeof(T) == dt_dtype_size(o->dtype) && dt_is_float(o->dtype))
+    if (seg < 32 && o->stride[last] == 1 && o->dtype == v->type)
       for (int64_t i = 0; i < seg; i++) block[done + i] = ((const T *)o->p)[off + i]; /* short rows: no call */
     else K_LOAD(block + done, k_at(o->p, o->dtype, off), o->dtype, o->stride[last], seg);
     if ((done += seg) >= n) return block;
@@ -111,7 +116,7 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
   for (int i = 0; i < v->nin; i++)
     if (v->in[i].scalar) K_LOAD(&scalars[v->in[i].slot - v->scalar0], v->in[i].p, v->in[i].dtype, 0, 1);
   for (const v_ins *s = v->ins, *e = s + v->nuniform; s < e; s++)
-    s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], 1, s->imm);
+    s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], 1, s->imm.F(imm));
 
   const v_ins *first = v->ins + v->nuniform, *last = v->ins + v->nins;
   int ahead[DT_MAX_IN], nahead = 0, inner = (int)(last - first);
@@ -134,7 +139,7 @@ static void F(v_range)(const k_vm *v, int64_t begin, int64_t end) {
         const char *p = (const char *)(slot[ahead[next++]] + n);
         for (const char *e = p + (size_t)n * sizeof(T); p < e; p += 64) __builtin_prefetch(p);
       }
-      s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], n, s->imm);
+      s->loop.F(fn)(slot[s->d], slot[s->a], slot[s->b], slot[s->c], n, s->imm.F(imm));
     }
     for (int i = 0; i < v->nout; i++) {
       const v_operand *o = &v->out[i];

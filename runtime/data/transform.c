@@ -52,7 +52,7 @@ static void cast(void *dst, int to, const void *src, int from, int64_t n) {
   else if (to == DT_I64 && !dt_is_float(from)) /* exact beyond 2^53 */
     for (int64_t i = 0; i < n; i++) ((int64_t *)dst)[i] = get_int(src, from, i);
   else
-    for (int64_t i = 0; i < n; i++) dt_put(dst, to, i, dt_get(src, from, i));
+    for (int64_t i = 0; i < n; i++) dt_put_from(dst, to, i, src, from, i);
 }
 
 static void normalise(float *dst, const void *src, const step *s) {

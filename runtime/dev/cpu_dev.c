@@ -1,4 +1,5 @@
 /* The CPU as a device: memory is the host's, so a copy is a memcpy and a map is the memory itself. Opened by the session. */
+#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -50,7 +51,26 @@ static void cpu_fill(dt_stream *s, void *p, int byte, size_t n) {
   else dt_cpu_stream_give(s, &(dt_cpu_work){.kind = DT_WORK_FILL, .to = p, .byte = byte, .n = n});
 }
 
+#define FIRST_BAD(type)                                                                    \
+  do {                                                                                     \
+    const type *id = v->p;                                                                 \
+    for (int64_t k = 0; k < n; k++)                                                        \
+      if (((uint64_t)id[k] >= (uint64_t)ids.n) & !(ids.ignores & (id[k] == ids.ignore))) { \
+        c->found = true, c->bad = id[k];                                                   \
+        if (c->spoil) *c->spoil = NAN;                                                     \
+        return;                                                                            \
+      }                                                                                    \
+  } while (0)
+static void check_ids(dt_id_check *c, const dt_view *v) {
+  const dt_ids ids = c->ids;
+  const int64_t n = dt_numel(&v->t);
+  if (v->t.dtype == DT_I64) FIRST_BAD(int64_t);
+  else if (v->t.dtype == DT_I32) FIRST_BAD(int32_t);
+  else FIRST_BAD(uint8_t);
+}
+
 static void cpu_launch(dt_stream *s, dt_launch *l) {
+  if (l->check && !l->check->found) check_ids(l->check, &l->call.in[l->check->ids.input]);
   if (s->kind == DT_STREAM_COMPUTE) l->kernel->run(&l->call);
   else dt_cpu_stream_give(s, &(dt_cpu_work){.kind = DT_WORK_LAUNCH, .ctx = l});
 }

@@ -18,11 +18,20 @@ typedef struct dt_event { /* {0}: nothing to wait for */
   dt_stream *stream;
   uint64_t at;
 } dt_event;
+/* Looked at before each launch. */
+typedef struct dt_id_check {
+  dt_ids ids;
+  bool found;  /* one outside of them has come; stays so until somebody clears it */
+  int64_t bad; /* the first */
+  double *
+      spoil; /* becomes NaN then, so that all ranks hear of it: the step's sum of losses, in the device's memory; NULL: nothing */
+} dt_id_check;
 /* A kernel call that is bound: pointers set, primitives made. */
 typedef struct dt_launch {
   dt_call call;
   int op;
   const dt_kernel *kernel; /* of the device's table; NULL before bind */
+  dt_id_check *check;      /* NULL: the op looks no ids up */
 } dt_launch;
 
 struct dt_dev_vt {

@@ -34,6 +34,7 @@ typedef union dt_attrs {
 #define NONE
 #define INT(name, ...) int64_t name;
 #define NUM(name, ...) double name;
+#define VALUE(name, ...) dt_number name;
 #define FLAG INT
 #define DTYPE INT
 #define PAIR(name, ...) int64_t name[2];
@@ -51,6 +52,14 @@ typedef union dt_attrs {
 } dt_attrs;
 _Static_assert(sizeof(dt_attrs) == DT_MAX_ATTR * sizeof(dt_attr),
                "an op of the table has more than DT_MAX_ATTR slots of attributes");
+
+/* The ids that an op looks up, as its row in the op table says: 0 to n - 1, or `ignore`. */
+typedef struct dt_ids {
+  int input; /* which of its inputs they are: contiguous integers */
+  int64_t n, ignore;
+  bool ignores;
+  const char *what, *hint; /* for messages: "label", "labels count from 0" */
+} dt_ids;
 
 typedef struct dt_pool dt_pool;
 /* Threads: `threads` in all, the caller being one. threads = 1 makes no thread. */
@@ -72,7 +81,8 @@ typedef struct dt_tick {
   int64_t nsample;
 } dt_tick;
 
-#define DT_MAX_IN 64
+#define DT_MAX_IN 64      /* of a fused program */
+#define DT_MANY (1 << 24) /* inputs of an op that takes a list */
 #define DT_MAX_OUT 8
 enum { DT_CALL_ACC0 = 1 /* add to output o instead of overwriting it: DT_CALL_ACC0 << o. Ops with flag OP_ACC only */ };
 

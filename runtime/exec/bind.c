@@ -91,6 +91,14 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   if (ins->kind == DT_I_COMM) return bind_comm(x, p, q, e);
   if (ins->kind != DT_I_KERNEL) return DT_OK;
   q->launch.op = ins->op;
+  if (dt_op(ins->op)->ids) {
+    const dt_type *types[DT_MAX_IN];
+    for (int j = 0; j < ins->nin; j++) types[j] = &ins->view[j].t;
+    q->check.ids = dt_op(ins->op)->ids(&c->a, types);
+    q->check.spoil = x->b[k].sum;
+    q->launch.check = &q->check;
+    dt_vec_push(&x->lookups, q);
+  }
   if (!dev->vt->supports(dev, ins->op))
     return dt_fail(e, DT_EBUG, NULL, "the device %s has no kernel for %s", dev->vt->name, dt_op(ins->op)->name);
   return dev->vt->bind(dev, &q->launch, e);
@@ -111,6 +119,7 @@ static void bind_ends(dt_exec *x, int k) {
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) b->output[i] = dt_exec_view(x, k, g->output.p[i]);
   b->stats = g->stats >= 0 ? dt_exec_view(x, k, g->stats).p : NULL;
+  b->sum = g->sum >= 0 ? dt_exec_view(x, k, g->sum).p : NULL;
   b->total = g->total >= 0 ? dt_exec_view(x, k, g->total).p : NULL;
 }
 
@@ -275,6 +284,7 @@ static void unbind_one(dt_exec *x, bound *q) {
 }
 
 void dt_exec_unbind(dt_exec *x) {
+  dt_vec_free(&x->lookups);
   dt_dev *dev = x->ctx->dev;
   dt_trace_detach(x, false);
   for (int k = 0; k < x->nplan; k++) {

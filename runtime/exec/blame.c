@@ -21,42 +21,37 @@ bool dt_exec_finite(dt_exec *x, const dt_view *v) {
   return good;
 }
 
-dt_status dt_exec_check_ids(dt_exec *x, const bound *q, dt_err *e) {
-  char where[256] = "";
-  if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
-  static const struct {
-    int op, ids, table, dim, ignore;
-    const char *what, *hint;
-  } known[] = {{DT_OP_cross_entropy, 1, 0, -1, 1, "label", "labels count from 0"},
-               {DT_OP_embedding, 0, 1, 0, 0, "id", "ids count from 0; make the vocabulary larger"},
-               {DT_OP_gather, 1, 0, -1, 0, "index", "indices count from 0"},
-               {DT_OP_one_hot, 0, -1, -1, 0, "label", "labels count from 0; give more classes"}};
-  for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
-    if (q->ins->op != known[k].op) continue;
-    const dt_view *ids = &q->launch.call.in[known[k].ids];
-    const dt_view *table = known[k].table < 0 ? &q->launch.call.out[0] : &q->launch.call.in[known[k].table];
-    const int64_t size = table->t.dim[known[k].dim < 0 ? table->t.nd - 1 : known[k].dim], n = dt_numel(&ids->t);
-    const struct dt_dev_vt *vt = x->ctx->dev->vt;
-    size_t bytes = (size_t)dt_nbytes(&ids->t);
-    void *p;
-    DT_TRY(vt->map(x->compute, ids->p, bytes, &p, e));
-    int64_t bad = -1, id = 0;
-    for (int64_t i = 0; i < n && bad < 0; i++) {
-      id = (int64_t)dt_get(p, ids->t.dtype, i);
-      if ((id < 0 || id >= size) && !(known[k].ignore && id == q->launch.call.a.cross_entropy.ignore_index)) bad = i;
-    }
-    vt->unmap(x->compute, ids->p, bytes, p, false);
-    if (bad >= 0)
-      return dt_fail(e, DT_EUSER, where, "%s: %s %lld is outside 0 to %lld; %s", dt_op(q->ins->op)->name, known[k].what,
-                     (long long)id, (long long)size - 1, known[k].hint);
-  }
-  return DT_OK;
+bool dt_exec_bad_id(const dt_exec *x) {
+  for (int i = 0; i < x->lookups.n; i++)
+    if (x->lookups.p[i]->check.found) return true;
+  return false;
 }
 
-dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e) {
+dt_status dt_exec_check_ids(dt_exec *x, dt_err *e) {
+  dt_status st = DT_OK;
+  for (int i = 0; i < x->lookups.n; i++) {
+    const bound *q = x->lookups.p[i];
+    const dt_ids *ids = &q->check.ids;
+    char where[256] = "";
+    if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
+    if (q->check.found && !st)
+      st = dt_fail(e, DT_EUSER, where, "%s: %s %lld is outside 0 to %lld; %s", dt_op(q->ins->op)->name, ids->what,
+                   (long long)q->check.bad, (long long)ids->n - 1, ids->hint);
+    x->lookups.p[i]->check.found = false;
+  }
+  return st;
+}
+
+dt_status dt_exec_share_ids(dt_exec *x, dt_err *e) {
+  dt_err mine = {0};
+  dt_status st = dt_comm_told(x->ctx->comm, dt_exec_check_ids(x, &mine), &mine);
+  if (st && e) *e = mine;
+  return st;
+}
+
+dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e) {
   char t[96], where[256] = "";
   if (q->ins->file) snprintf(where, sizeof where, "%s:%d", q->ins->file, q->ins->line);
-  DT_TRY(dt_exec_check_ids(x, q, e));
   dt_str chain = {0}; /* the ops of a fused chain */
   static const char *const ew[] = {
 #define EW(name, ...) #name,
@@ -82,7 +77,7 @@ dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, cons
     q->launch.call.flags = first ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
     x->ctx->dev->vt->launch(x->compute, &q->launch);
     for (int o = 0; o < q->launch.call.nout; o++)
-      if (!dt_exec_finite(x, &q->launch.call.out[o])) return dt_exec_blame(x, q, o, step, what, value, e);
+      if (!dt_exec_finite(x, &q->launch.call.out[o])) return dt_exec_blame(q, o, step, what, value, e);
   }
   return DT_OK;
 }

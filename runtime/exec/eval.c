@@ -83,7 +83,13 @@ static dt_status evaluate(dt_exec *x, const int *numbers, int n, dt_loader *l, d
   }
   DT_TRY(dt_exec_drain(x, e));
   for (int i = 0; i < nsums && !x->tells; i++) sums[i] = 0;
-  if (c->size > 1) DT_TRY(c->vt->all_reduce(c, sums, nsums, DT_F64, DT_SUM, e));
+  double all[nsums + 1]; /* the last: ranks that met an id out of range */
+  memcpy(all, sums, sizeof *sums * (size_t)nsums);
+  all[nsums] = dt_exec_bad_id(x);
+  /* outside of the plan: once an evaluation, when all its batches are over, and no plan knows how many those are */
+  if (c->size > 1) DT_TRY(c->vt->all_reduce(c, all, nsums + 1, DT_F64, DT_SUM, e));
+  memcpy(sums, all, sizeof *sums * (size_t)nsums);
+  if (all[nsums] > 0) return dt_exec_share_ids(x, e);
   int bad = all_finite(sums, nsums);
   return bad < nsums ? dt_exec_share_blame(x, found, &mine, x->state.step - 1, of_eval, sums[bad], e) : DT_OK;
 }
@@ -114,7 +120,7 @@ dt_status dt_exec_call(dt_exec *x, int number, const dt_view *in, int nin, dt_er
   int64_t start = outer || dt_trace_begins(x, x->state.step) ? dt_trace_clock() : 0;
   for (int s = 0; s < DT_SEG_FIXED; s++) DT_TRY(dt_exec_whole(x, b, s, true, true, e));
   DT_TRY(dt_exec_drain(x, e));
-  for (int i = 0; i < b->plan->seg[DT_SEG_MICRO].ins.n; i++) DT_TRY(dt_exec_check_ids(x, &b->seg[DT_SEG_MICRO][i], e));
+  DT_TRY(dt_exec_check_ids(x, e));
   if (x->tracing) dt_trace_span(x, "between steps", -1, -1, start);
   if (!outer) dt_trace_ends(x);
   return DT_OK;

@@ -62,14 +62,14 @@ static dt_status share_values(dt_exec *x, dt_err *e) {
   bool alone = x->b[0].plan->spec.replicas == DT_REPLICAS_ALONE;
   for (int i = 0; i < x->names.list.n && c && c->size > 1 && !alone; i++) {
     const dt_kept *k = &x->kept[i];
-    if (k->away || !strncmp(x->names.list.p[i], "state:", 6)) continue;
+    if (k->away || dt_name_kind(x->names.list.p[i], NULL) == DT_NAMED_STATE) continue;
     if (k->at.share) DT_TRY(dt_exec_same_part(x, i, e));
     else if (k->v.p) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
   }
   for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
     const dt_param *p = &g->param.p[i];
-    if (!p->stages) continue;
-    dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
+    if (!p->staged.stages) continue;
+    dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->staged.stages};
     DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
     const dt_kept *k = &x->kept[dt_exec_find(x, p->name)];
     if (c) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
@@ -137,5 +137,6 @@ int dt_exec_names(dt_exec *x, const char ***names) {
 }
 int dt_exec_find(const dt_exec *x, const char *name) {
   int i = dt_names_find(&x->names, name);
-  return i >= 0 || strncmp(name, "grad:", 5) ? i : dt_exec_gradient(x, name + 5);
+  const char *of;
+  return i < 0 && dt_name_kind(name, &of) == DT_NAMED_GRAD ? dt_exec_gradient(x, of) : i;
 }

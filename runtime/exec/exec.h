@@ -2,7 +2,7 @@
 #ifndef DT_EXEC_H
 #define DT_EXEC_H
 #include "../plan/plan.h"
-#include "../store/names.h"
+#include "../ir/names.h"
 #include "../store/pieces.h"
 #include "ctx.h"
 
@@ -23,6 +23,7 @@ typedef struct bound { /* an instruction with its pointers */
   int slotted;    /* its place among the segment's instructions that touch a slot, -1: it touches none */
   double seconds; /* spent here, and how often, when profiling */
   int64_t calls;
+  dt_id_check check;
   const char *label; /* its part of a line of the trace, NULL: it has none */
 } bound;
 typedef struct bound_plan {
@@ -34,6 +35,7 @@ typedef struct bound_plan {
   int64_t *samples; /* [rows] what tick->sample points to */
   dt_view *input, *output;
   double *stats;      /* f64[2] of a microbatch, in the device's memory; NULL: none */
+  double *sum;        /* f64[2] of this rank's microbatches so far; NULL: none */
   double *total;      /* f64[2] of the step and all ranks, when the update has come to it; NULL: none */
   const char **field; /* names of inputs */
   double *hyper;      /* [hypers] on the host: what the device has */
@@ -48,6 +50,7 @@ typedef struct dt_kept {
   bool
       away; /* in a pipeline: only ranks of other stages have it; of `at` only the whole type and the owner are known */
   bool grads; /* a parameter that gets a gradient */
+  bool own;   /* a hook's state: what it holds is this rank's own affair */
   int param;  /* of a parameter and its states: in the first plan's graph; otherwise -1 */
 } dt_kept;
 /* One end of an edge: a ring of buffers and what is under way in them. */
@@ -100,6 +103,7 @@ struct dt_exec {
   dt_stream *compute, *comm; /* comm: NULL when the plans have nothing that overlaps */
   dt_event *done;            /* plan ticket -> end of that communication */
   dt_event last;             /* of the last one */
+  DT_VEC(bound *) lookups;   /* instructions that look ids up */
   dt_tick tick;
   dt_exec_state state;
   dt_names names;
@@ -153,9 +157,13 @@ dt_status dt_exec_add_outputs(dt_exec *x, const bound_plan *b, double *sums, int
 /* blame.c: whether all values are finite; false too when the device fails to show them */
 bool dt_exec_finite(dt_exec *x, const dt_view *v);
 /* The error about an instruction whose output o is not finite. */
-dt_status dt_exec_blame(dt_exec *x, const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
-/* Where q looks ids up (embedding, gather, one_hot, cross_entropy): the error about one that is outside of what it indexes. */
-dt_status dt_exec_check_ids(dt_exec *x, const bound *q, dt_err *e);
+dt_status dt_exec_blame(const bound *q, int o, int64_t step, const char *what, double value, dt_err *e);
+/* Whether an instruction that has run was given an id out of range. */
+bool dt_exec_bad_id(const dt_exec *x);
+/* The error about the first such instruction, DT_OK when there is none; forgets them all. */
+dt_status dt_exec_check_ids(dt_exec *x, dt_err *e);
+/* The same for all ranks when one has such an instruction; a collective. */
+dt_status dt_exec_share_ids(dt_exec *x, dt_err *e);
 /* Launches the kernels of a plan's microbatch again, whose inputs are there: the error about the first value that is not finite,
  * DT_OK when all are. first: gradients begin. */
 dt_status dt_exec_look(dt_exec *x, bound_plan *b, bool first, int64_t step, const char *what, double value, dt_err *e);

@@ -60,11 +60,8 @@ static void first_range(dt_exec *x, const dt_init *in, dt_view v, const char *na
     return;
   }
   for (int64_t i = 0; i < n; i++)
-    dt_put(v.p, v.t.dtype, local + i,
-           in->kind == DT_INIT_GIVEN   ? dt_get(in->data, in->dtype, global + i)
-           : in->kind == DT_INIT_ONES  ? 1
-           : in->kind == DT_INIT_CONST ? in->a
-                                       : 0);
+    if (in->kind == DT_INIT_GIVEN) dt_put_from(v.p, v.t.dtype, local + i, in->data, in->dtype, global + i);
+    else dt_put(v.p, v.t.dtype, local + i, in->kind == DT_INIT_ONES ? 1 : in->kind == DT_INIT_CONST ? in->a : 0);
 }
 
 static dt_status first_value(dt_exec *x, const dt_init *in, dt_view v, const char *name, dt_err *e) {
@@ -94,8 +91,8 @@ static dt_status first_param(dt_exec *x, const dt_param *p, dt_err *e) {
     DT_TRY(st);
   }
   for (int s = 0; s < p->nstate; s++)
-    DT_TRY(first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state_fill[s]}, dt_exec_view(x, 0, p->state[s]), "",
-                       e));
+    DT_TRY(first_value(x, &(dt_init){.kind = DT_INIT_CONST, .a = p->state[s].fill}, dt_exec_view(x, 0, p->state[s].val),
+                       "", e));
   return DT_OK;
 }
 
@@ -118,8 +115,9 @@ void dt_exec_copy_states(dt_exec *x) {
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     for (int s = 0; s < p->nstate; s++) {
-      if (!p->state_copy[s]) continue;
-      dt_view to = dt_exec_view(x, 0, p->state[s]), from = dt_exec_view(x, 0, p->own >= 0 ? p->own : p->val);
+      if (!p->state[s].copy) continue;
+      dt_view to = dt_exec_view(x, 0, p->state[s].val),
+              from = dt_exec_view(x, 0, p->stored.own >= 0 ? p->stored.own : p->val);
       dt_dev_copy(x->compute, to.p, from.p, dt_nbytes(&to.t)); /* both are in one piece, and of one dtype */
     }
   }

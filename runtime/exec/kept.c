@@ -22,14 +22,15 @@ static void add(dt_exec *x, const char *name, dt_kept k) {
 static dt_stored stored_of(dt_exec *x, const dt_param *p, bool shares) {
   dt_plan *plan = x->b[0].plan;
   dt_stored d = {.whole = p->whole, .stages = dt_mesh_stages(&plan->g->mesh)};
-  dt_slicing *s = dt_arena_alloc(&plan->g->mem, sizeof *s * (size_t)(p->ncut + 1));
-  for (int i = 0; i < p->ncut; i++)
-    s[i] = (dt_slicing){p->cut[i].axis, p->cut[i].dim, p->cut[i].segs.n, p->cut[i].segs.size};
-  d.slicing = s, d.nslicing = p->ncut;
-  if (shares && p->bucket >= 0 && plan->layout.bucket[p->bucket].shares > 1) {
-    const dt_layout_bucket *b = &plan->layout.bucket[p->bucket];
+  dt_slicing *s = dt_arena_alloc(&plan->g->mem, sizeof *s * (size_t)(p->placed.ncut + 1));
+  for (int i = 0; i < p->placed.ncut; i++)
+    s[i] = (dt_slicing){p->placed.cut[i].axis, p->placed.cut[i].dim, p->placed.cut[i].segs.n,
+                        p->placed.cut[i].segs.size};
+  d.slicing = s, d.nslicing = p->placed.ncut;
+  if (shares && p->stored.bucket >= 0 && plan->layout.bucket[p->stored.bucket].shares > 1) {
+    const dt_layout_bucket *b = &plan->layout.bucket[p->stored.bucket];
     d.share = b->shared;
-    d.flat = p->flat - b->begin, d.part = dt_layout_share_len(&plan->layout, p->bucket);
+    d.flat = p->stored.flat - b->begin, d.part = dt_layout_share_len(&plan->layout, p->stored.bucket);
   }
   return d;
 }
@@ -56,7 +57,7 @@ static void list_param(dt_exec *x, int i) {
   dt_graph *g = x->b[0].plan->g;
   const dt_param *p = &g->param.p[i];
   dt_kept k = {.grads = p->grad >= 0, .param = i, .v = dt_exec_view(x, 0, p->val)};
-  k.at = stored_of(x, p, p->val == p->own);
+  k.at = stored_of(x, p, p->val == p->stored.own);
   add(x, p->name, k);
 }
 
@@ -64,14 +65,14 @@ static void list_states(dt_exec *x, int i, bool apart) {
   dt_graph *g = x->b[0].plan->g;
   const dt_param *p = &g->param.p[i];
   for (int s = 0; s < p->nstate; s++) {
-    dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->state[s]), .at = stored_of(x, p, p->own >= 0)};
+    dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->state[s].val), .at = stored_of(x, p, p->stored.own >= 0)};
     k.at.whole.dtype = k.v.t.dtype;
     if (apart) k.at = rows(x, k.at);
-    add(x, dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state_name[s]), k);
+    add(x, dt_name_make(&g->mem, DT_NAMED_STATE, p->name, p->state[s].name), k);
   }
   if (!apart || !p->trainable) return; /* the parameter's own name is rank 0's value; loading it comes first */
   dt_kept k = {.param = i, .v = dt_exec_view(x, 0, p->val), .at = rows(x, stored_of(x, p, false))};
-  add(x, dt_arena_printf(&g->mem, "state:%s:replica", p->name), k);
+  add(x, dt_name_make(&g->mem, DT_NAMED_STATE, p->name, "replica"), k);
 }
 
 void dt_exec_list(dt_exec *x) {
@@ -88,8 +89,8 @@ void dt_exec_list(dt_exec *x) {
     const dt_buf *b = &g->buf.p[i];
     dt_kept k = {.v = dt_exec_view(x, 0, b->val), .param = -1};
     k.at = (dt_stored){.whole = k.v.t, .stages = stages};
-    if (b->own) k.at = rows(x, k.at);
-    add(x, dt_arena_printf(&g->mem, "%s:%s", b->state ? "state" : "buffer", b->name), k);
+    if (b->own) k.at = rows(x, k.at), k.own = true;
+    add(x, dt_name_make(&g->mem, b->state ? DT_NAMED_STATE : DT_NAMED_BUFFER, b->name, NULL), k);
   }
   for (int i = 0; i < g->param.n; i++) list_states(x, i, apart);
 }
@@ -111,12 +112,12 @@ static dt_status kept_at(dt_exec *x, int number, dt_kept *k, float **copy, dt_er
   if (k->away) return DT_OK;
   const dt_param *p = &g->param.p[k->param];
   int owner = k->at.owner;
-  k->at = stored_of(x, p, p->own >= 0);
+  k->at = stored_of(x, p, p->stored.own >= 0);
   k->at.whole.dtype = DT_F32, k->at.owner = owner;
   for (int b = 0; b < g->bucket.n; b++) {
-    if (g->bucket.p[b].number != p->bucket) continue;
+    if (g->bucket.p[b].number != p->stored.bucket) continue;
     dt_view from = dt_exec_view(x, 0, g->bucket.p[b].flat);
-    int64_t begin, len, at = p->flat - g->bucket.p[b].begin;
+    int64_t begin, len, at = p->stored.flat - g->bucket.p[b].begin;
     int rank = x->ctx->comm->rank;
     dt_pieces_share(&k->at, &g->mesh, rank, &begin, &len);
     if (k->at.share) at += begin - k->at.part * dt_mesh_among(&g->mesh, rank, k->at.share);
@@ -145,7 +146,8 @@ bool dt_exec_parted(const dt_exec *x, int number) {
   int n = x->names.list.n;
   const dt_kept *k = &x->kept[number < n ? number : number - n];
   if (x->pipe || in_parts(k)) return true;
-  return number >= n && x->b[0].plan->g->param.p[k->param].own >= 0; /* gradients of whole parameters in shares */
+  return number >= n &&
+         x->b[0].plan->g->param.p[k->param].stored.own >= 0; /* gradients of whole parameters in shares */
 }
 
 /* ---- what a rank keeps, in the host's memory ---- */
@@ -234,7 +236,7 @@ dt_status dt_exec_same_part(dt_exec *x, int number, dt_err *e) {
   if (!in || in->kind != DT_INIT_GIVEN) return DT_OK; /* made from the seed */
   int64_t n = dt_numel(&k->at.whole);
   char *whole = dt_xalloc((size_t)dt_nbytes(&k->at.whole) + 1);
-  for (int64_t i = 0; i < n; i++) dt_put(whole, k->at.whole.dtype, i, dt_get(in->data, in->dtype, i));
+  for (int64_t i = 0; i < n; i++) dt_put_from(whole, k->at.whole.dtype, i, in->data, in->dtype, i);
   dt_status st = x->replicas->vt->broadcast(x->replicas, whole, dt_nbytes(&k->at.whole), 0, e);
   if (!st) st = dt_exec_write(x, number, whole, e);
   free(whole);
@@ -251,43 +253,9 @@ void dt_exec_items(dt_exec *x, dt_items *k) {
   for (int i = 0; i < n; i++) {
     dt_item *t = &k->item[k->n];
     *t = (dt_item){.here = !x->kept[i].away, .at = x->kept[i].at, .number = i};
-    t->name = dt_names_stored(x->names.list.p[i], &t->optim);
+    t->name = dt_name_stored(x->names.list.p[i], &t->optim);
     k->n += t->name != NULL;
   }
-}
-
-dt_status dt_exec_alike(dt_exec *x, dt_err *e) {
-  const dt_plan *plan = x->b[0].plan;
-  const dt_mesh *m = &plan->g->mesh;
-  if (plan->spec.replicas != DT_REPLICAS_EQUAL) return DT_OK;
-  for (int a = 0; a < m->naxes; a++) {
-    if (m->role[a] == DT_AXIS_STAGES || m->size[a] == 1) continue;
-    dt_str text = {0};
-    dt_status st = DT_OK;
-    for (int i = 0; i < x->names.list.n && !st; i++) {
-      const dt_kept *k = &x->kept[i];
-      const char *name = x->names.list.p[i];
-      bool parts = k->at.share >> a & 1;
-      for (int s = 0; s < k->at.nslicing; s++) parts |= k->at.slicing[s].axis == a;
-      if (k->away || parts || !strncmp(name, "state:", 6) || dt_names_constant(name)) continue;
-      void *p;
-      st = dt_exec_open(x, i, &p, e);
-      if (st) break;
-      dt_str_add(&text, "%s %016llx\n", name, (unsigned long long)dt_hash(p, (size_t)dt_nbytes(&k->v.t), 0));
-      dt_exec_shut(x, i, p, false);
-    }
-    dt_comm *c;
-    if (!st) st = dt_ctx_comm(x->ctx, m, (dt_group){.axes = 1 << a}, &c, e);
-    if (!st)
-      st = dt_agree(
-          c, "replicas of a parameter", text.p ? text.p : "", text.n,
-          "they were equal when training began, and each step should keep them so: look for memory errors on these "
-          "hosts, and compare with `dtrain check`",
-          e);
-    dt_str_free(&text);
-    DT_TRY(st);
-  }
-  return DT_OK;
 }
 
 /* Engines that share parameters. Where both keep a tensor whole it is one copy; where either keeps parts, the parts may differ, so it goes

@@ -344,10 +344,12 @@ dt_status dt_pipe_diagnose(dt_exec *x, const dt_batch *batch, const dt_dataset *
   DT_TRY(dt_exec_drain(x, e));
   p->look = false;
   double where = p->bad ? p->bad_at : none, least = where;
+  /* outside of the plan: the run ends here */
   DT_TRY(x->ctx->comm->vt->all_reduce(x->ctx->comm, &least, 1, DT_F64, DT_MIN, e));
-  if (p->bad && where <= least) return dt_exec_blame(x, p->bad, p->bad_out, batch->step, what, value, e);
-  return dt_fail(e, DT_EUSER, NULL, "step %lld: %s is %g; the first value that is not finite came up on another rank%s",
-                 (long long)batch->step + 1, what, value, least < none ? ", which names it" : "");
+  dt_err mine = {0};
+  dt_status found = p->bad && where <= least ? dt_exec_blame(p->bad, p->bad_out, batch->step, what, value, &mine)
+                                             : DT_OK;
+  return dt_exec_share_blame(x, found, &mine, batch->step, what, value, e);
 }
 
 bool dt_exec_pipe_times(dt_exec *x, double seconds[DT_PIPE_WAIT + 1]) {

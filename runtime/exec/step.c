@@ -100,6 +100,9 @@ dt_status dt_exec_begin(dt_exec *x, dt_loader *l, int *micros, dt_err *e) {
   DT_TRY(dt_exec_whole(x, &x->b[0], DT_SEG_PRE, true, true, e));
   for (int k = 1; k < x->nplan; k++) /* gradients that begin at zero in one plan and are overwritten in another */
     if (x->b[k].own_pre) DT_TRY(dt_exec_whole(x, &x->b[k], DT_SEG_PRE, true, true, e));
+  const double nan = NAN;
+  if (x->b[0].sum && dt_exec_bad_id(x))
+    dt_dev_put(x->compute, x->b[0].sum, &nan, sizeof nan); /* met in the last update */
   return DT_OK;
 }
 
@@ -194,7 +197,10 @@ static dt_status read_totals(dt_exec *x, dt_loader *l, dt_step_info *info, dt_er
     info->count /= dt_mesh_count(&g->mesh, dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES));
   info->loss = total[1] > 0 ? total[0] / total[1] : 0;
   x->inv_count = total[1] > 0 ? unscale(x) / total[1] : 0;
-  if (!isfinite(info->loss)) return dt_exec_diagnose(x, l, "the loss", info->loss, e);
+  if (!isfinite(info->loss)) {
+    DT_TRY(dt_exec_share_ids(x, e));
+    return dt_exec_diagnose(x, l, "the loss", info->loss, e);
+  }
   if (g->norm < 0) return DT_OK;
   const dt_value *v = &g->val.p[g->norm];
   double norm;

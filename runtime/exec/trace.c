@@ -204,10 +204,7 @@ static char *label_of(const dt_exec *x, const bound_plan *b, const bound *q) {
   if (ins->kind == DT_I_COMM)
     n += snprintf(text + n, sizeof text - (size_t)n, ",\"ranks\":%d",
                   q->job.comm ? q->job.comm->size : x->ctx->comm->size);
-  const char *bucket = ins->reason ? strstr(ins->reason, "bucket ") : NULL;
-  int number;
-  if (bucket && sscanf(bucket + 7, "%d", &number) == 1)
-    n += snprintf(text + n, sizeof text - (size_t)n, ",\"bucket\":%d", number);
+  if (ins->bucket >= 0) n += snprintf(text + n, sizeof text - (size_t)n, ",\"bucket\":%d", ins->bucket);
   if (ins->reason) {
     escape(reason, sizeof reason, ins->reason);
     snprintf(text + n, sizeof text - (size_t)n, ",\"reason\":\"%s\"", reason);

@@ -6,7 +6,7 @@
 #include "rules.h"
 
 dt_build dt_build_at(dt_graph *g, dt_phase phase) {
-  return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1}};
+  return (dt_build){g, {.phase = phase, .serves = -1, .block = -1, .chunk = -1, .bucket = -1}};
 }
 
 dt_cursor dt_cursor_of(const dt_node *n) {
@@ -15,7 +15,8 @@ dt_cursor dt_cursor_of(const dt_node *n) {
                      .phase = (dt_phase)n->phase,
                      .serves = n->serves,
                      .block = n->block,
-                     .chunk = n->chunk};
+                     .chunk = n->chunk,
+                     .bucket = n->bucket};
 }
 
 void dt_build_block(dt_build *b, const char *name) {
@@ -68,12 +69,12 @@ dt_nid dt_build_append(dt_build *b, int op, const dt_val *in, int nin, const dt_
                .stage = -1,
                .chunk = at->chunk,
                .block = at->serves >= 0 ? g->node.p[at->serves].block : at->block,
-               .nin = (int16_t)nin,
+               .nin = nin,
                .nout = (int16_t)nout,
                .serves = at->serves,
                .line = at->line,
                .reason = at->reason,
-               .order = -1};
+               .bucket = at->bucket};
   n.in = dt_arena_alloc(&g->mem, (size_t)nin * sizeof *n.in);
   if (nin) memcpy(n.in, in, (size_t)nin * sizeof *n.in);
   if (a) n.a = *a;
@@ -180,7 +181,11 @@ dt_val dt_build3(dt_build *b, int op, dt_val x, dt_val y, dt_val z) {
 
 dt_val dt_build_full(dt_build *b, double v, int dtype, int nd, const int64_t *dim) {
   return dt_build_op(b, DT_OP_full, NULL, 0,
-                     &(dt_attrs){.full = {.value = v, .dtype = dtype, .shape = list_of(nd, dim)}});
+                     &(dt_attrs){.full = {.value = dt_number_of(v), .dtype = dtype, .shape = list_of(nd, dim)}});
+}
+
+dt_val dt_build_number(dt_build *b, dt_number v, int dtype) {
+  return dt_build_op(b, DT_OP_full, NULL, 0, &(dt_attrs){.full = {.value = v, .dtype = dtype}});
 }
 
 dt_val dt_build_scalar(dt_build *b, double v, int dtype) { return dt_build_full(b, v, dtype, 0, NULL); }

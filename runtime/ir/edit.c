@@ -40,8 +40,8 @@ static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
     fn(&p->val, ctx);
     fn(&p->grad, ctx);
     fn(&p->compute, ctx);
-    if (g->level >= DT_REDUCED) fn(&p->own, ctx);
-    for (int k = 0; k < p->nstate; k++) fn(&p->state[k], ctx);
+    fn(&p->stored.own, ctx);
+    for (int k = 0; k < p->nstate; k++) fn(&p->state[k].val, ctx);
   }
   for (int i = 0; i < g->buf.n; i++) fn(&g->buf.p[i].val, ctx);
   for (int i = 0; i < g->input.n; i++) fn(&g->input.p[i].val, ctx);
@@ -52,6 +52,7 @@ static void each_ref(dt_graph *g, void (*fn)(dt_val *v, void *ctx), void *ctx) {
   fn(&g->loss, ctx);
   fn(&g->count, ctx);
   fn(&g->stats, ctx);
+  fn(&g->sum, ctx);
   fn(&g->total, ctx);
   fn(&g->norm, ctx);
 }
@@ -112,6 +113,31 @@ void dt_graph_prune(dt_graph *g, dt_nid from) {
   }
   free(needed);
   dt_graph_compact(g);
+}
+
+dt_val dt_graph_param(dt_build *b, const dt_param *declared, const dt_type *t) {
+  dt_param p = {.name = declared->name,
+                .whole = *t,
+                .init = declared->init,
+                .trainable = declared->trainable,
+                .group = declared->group,
+                .file = b->at.file,
+                .line = b->at.line,
+                .grad = -1,
+                .compute = -1,
+                .staged = {.counted = true},
+                .stored = {.flat = -1, .bucket = -1, .own = -1}};
+  for (int k = 0; k < DT_MAX_STATE; k++) p.state[k].val = -1;
+  p.val = dt_build_leaf(b, DT_OP_param, t, p.name);
+  dt_vec_push(&b->g->param, p);
+  return p.val;
+}
+
+dt_val dt_graph_param_state(dt_build *b, int param, const dt_state *s, const dt_type *t) {
+  dt_param *p = &b->g->param.p[param];
+  dt_state *to = &p->state[p->nstate++];
+  *to = *s;
+  return to->val = dt_build_leaf(b, DT_OP_state, t, s->name);
 }
 
 dt_val dt_graph_state(dt_build *b, const dt_buf *state, const dt_type *t) {

@@ -5,6 +5,7 @@
 #ifndef DT_EDIT_H
 #define DT_EDIT_H
 #include "ir.h"
+#include "names.h"
 
 /* v lies in one piece, `offset` elements of its own size behind the beginning of base. Views of v are not followed: call it before they
  * are made, or derive them again (dt_view_derive). */
@@ -24,6 +25,10 @@ void dt_graph_compact(dt_graph *g);
 /* Marks nodes from `from` on whose values nobody needs, and compacts: ids below `from` keep. A node is needed when it writes memory that is not
  * its own, sends, when a list of the graph names one of its values, or when a needed node reads one. */
 void dt_graph_prune(dt_graph *g, dt_nid from);
+/* Adds a parameter of type t: declared gives its name, init, trainable and group, b the line. It lies nowhere yet, and gets no gradient. */
+dt_val dt_graph_param(dt_build *b, const dt_param *declared, const dt_type *t);
+/* Adds a state of g->param.p[param], of type t: what s says but for its value. There is room for it (DT_MAX_STATE). */
+dt_val dt_graph_param_state(dt_build *b, int param, const dt_state *s, const dt_type *t);
 /* Adds a state that belongs to no parameter (all of it but its value), of type t: each rank's own lies with the optimizer's states, one that
  * all share with the buffers. */
 dt_val dt_graph_state(dt_build *b, const dt_buf *state, const dt_type *t);

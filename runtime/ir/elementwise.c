@@ -26,6 +26,7 @@ dt_status shape_elementwise(dt_shape_ctx *s) {
   bool of_truth = s->opid == DT_OP_add || s->opid == DT_OP_mul || s->opid == DT_OP_minimum || s->opid == DT_OP_maximum;
   if (t.dtype == DT_BOOL && !of_truth)
     return fail(s, "has no meaning for bool; convert with :to \"i64\" or :to \"f32\"");
+  DT_TRY(shape_values(s, t.dtype));
   return one(s, t);
 }
 
@@ -73,7 +74,7 @@ void grad_pow(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   dt_val x = X, k = in_of(b, n, 1), y = Y, gy = GY;
   const dt_node *e = dt_node_of(b->g, k);
   if (e->op == DT_OP_full) {
-    double c = e->a.full.value;
+    double c = e->a.full.value.f;
     if (c == 0) { /* x^0 is 1 everywhere */
       const dt_type t = *dt_type_of(b->g, x);
       gin[0] = dt_build_full(b, 0, t.dtype, t.nd, t.dim);

@@ -2,7 +2,7 @@
 #include "rules.h"
 
 void dt_graph_init(dt_graph *g) {
-  *g = (dt_graph){.loss = -1, .count = -1, .stats = -1, .total = -1, .norm = -1, .low = DT_F32};
+  *g = (dt_graph){.loss = -1, .count = -1, .stats = -1, .sum = -1, .total = -1, .norm = -1, .low = DT_F32};
   dt_arena_init(&g->mem);
 }
 

@@ -123,11 +123,11 @@ typedef struct dt_node {
   uint8_t phase, flags;
   uint8_t
       computes; /* 1 + the dtype in which the script or a strategy wants it computed, 0: as the job's precision says */
-  uint8_t device;       /* 0 = the rank's main device; 1 = host (offload) */
   int16_t stage, chunk; /* pipeline; -1 = none yet */
   int16_t
       block; /* entry of g->block_name that it belongs to, -1 = none; a backward node's is that of the node it serves */
-  int16_t nin, nout;
+  int16_t nout;
+  int nin;
   uint32_t
       acc; /* outputs that are added to: DT_CALL_ACC0 << o. With acc_first0, the step's first microbatch overwrites */
   uint32_t acc_first0;
@@ -139,7 +139,7 @@ typedef struct dt_node {
   const char *file; /* script position */
   int line;
   const char *reason; /* why a pass inserted it, or NULL */
-  int32_t order;      /* position after the order pass */
+  int32_t bucket;     /* of the layout: on its way from gradients to parameters; -1: of none */
 } dt_node;
 
 /* ---- leaves ---- */
@@ -159,39 +159,51 @@ typedef struct dt_init {
 } dt_init;
 
 enum { DT_MAX_STATE = 8 }; /* optimizer states of a parameter */
+typedef struct dt_state {
+  const char *name;
+  dt_val val;
+  double fill; /* what it starts as */
+  bool copy;   /* it starts as the parameter instead */
+} dt_state;
+/* A parameter: what tracing declares of it, and a record from each pass that says where it lies. */
 typedef struct dt_param {
   const char *name; /* dotted path in the model */
-  dt_val val;
-  dt_val grad; /* accum_grad's output after the grad pass, -1: receives no gradient */
-  int partial; /* mesh axes (bits) besides those that divide samples over which the gradient is a partial sum: set by place */
-  uint64_t
-      stages;   /* coordinates on the axis of stages (bits) whose stages use it, when more than one do: set by stage */
-  bool copied;  /* ... because they have copies of one stage, for several ways of microbatches */
-  bool counted; /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
+  dt_type whole;    /* of the whole tensor */
+  dt_val val;       /* the whole tensor; behind place, this rank's part of it */
   bool trainable;
   dt_init init;
-  int group;    /* optimizer group */
-  int64_t flat; /* element offset in the flat layout, -1 before bucket */
-  int bucket;
-  dt_val compute; /* 16-bit copy used by forward and backward, or -1 */
-  /* ZeRO (reduce pass): what the optimizer works on, elements [own_begin, own_begin + own_len) of the tensor, as a vector; -1: all of it.
-   * `val` is the same value when the whole is kept nowhere. `full`: the tensor's type. */
-  dt_val own;
-  int64_t own_begin, own_len;
-  dt_type full;
-  dt_val state[DT_MAX_STATE]; /* optimizer states, in the optimizer's order */
-  dt_type whole;
-  bool placed; /* the script, or a strategy, has said where it lies */
-  bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
-  /* where the local tensor lies in the whole one: of axes that cut the same dim each cuts what those before it have left */
-  int ncut;
-  dt_cut cut[DT_MAX_AXES];
-  const char *state_name[DT_MAX_STATE];
-  double state_fill[DT_MAX_STATE]; /* what a state starts as */
-  bool state_copy[DT_MAX_STATE];   /* it starts as the parameter instead */
-  int nstate;
+  int group; /* optimizer group */
   const char *file;
   int line;
+  int nstate;
+  dt_state state[DT_MAX_STATE]; /* by the update pass, in the optimizer's order */
+  dt_val grad;                  /* accum_grad's output, by the grad pass; -1: receives no gradient */
+  dt_val
+      compute; /* 16-bit copy that forward and backward read, by precision; -1: there is none, or reduce gathers it */
+  /* Where it lies on axes that cut tensors: `said` and `padded` by the verb place, the rest by the place pass. */
+  struct {
+    bool said;   /* the script, or a strategy, has said where */
+    bool padded; /* the last rank's part may have rows too many: a vocabulary that does not divide */
+    int ncut; /* where `val`, this rank's part, lies in the whole: of axes that cut the same dim each cuts what those before it have left */
+    dt_cut cut[DT_MAX_AXES];
+    int partial; /* axes (bits) besides those that divide samples over which its gradient is a partial sum */
+  } placed;
+  /* Which stages of a pipeline have it: by the stage pass. */
+  struct {
+    uint64_t stages; /* coordinates on the axis of stages (bits) whose stages use it, when more than one do */
+    bool copied;     /* ... because they have copies of one stage, for several ways of microbatches */
+    bool counted;    /* this rank's copy counts in the gradient norm: false on all but the first of those stages */
+  } staged;
+  /* Where it lies in memory: by the reduce pass, from the layout, which is the same for all plans of a model. */
+  struct {
+    int64_t flat;  /* element of the flat layout at which the part begins, -1 before reduce */
+    int bucket;    /* of the layout; -1: of none */
+    dt_type local; /* of the part, which `val` is before reduce */
+    /* What the optimizer works on: elements [begin, begin + len) of the part, as a vector; own = -1: all of it, `val`. Where the part is
+     * kept whole nowhere, `val` is the same value as own. */
+    dt_val own;
+    int64_t begin, len;
+  } stored;
 } dt_param;
 typedef struct dt_buf { /* persistent, untrained: running statistics */
   const char *name;
@@ -293,11 +305,12 @@ typedef struct dt_graph {
   DT_VEC(dt_val) output; /* values that stay readable after a run (loss, metrics; results of a function) */
   dt_val loss, count;    /* mean loss of the microbatch; its weight (count = -1: the number of samples) */
   dt_val stats;          /* f64[2] of a microbatch: loss * count, count */
-  dt_val total;          /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
-  dt_val norm;           /* gradient norm, f32 scalar, or -1 */
-  int low;               /* traced for a job of this 16-bit precision, DT_F32: of none */
-  int64_t rows;          /* samples in a microbatch: the count when `count` is -1 */
-  bool plain_grad;       /* gradient of a function: seed 1, no statistics, no scaling */
+  dt_val sum;      /* f64[2]: their sums over this rank's microbatches so far, a buffer; -1 before the pass totals */
+  dt_val total;    /* f64[2] of the step: their sums over all microbatches and ranks; -1 before the pass totals */
+  dt_val norm;     /* gradient norm, f32 scalar, or -1 */
+  int low;         /* traced for a job of this 16-bit precision, DT_F32: of none */
+  int64_t rows;    /* samples in a microbatch: the count when `count` is -1 */
+  bool plain_grad; /* gradient of a function: seed 1, no statistics, no scaling */
   dt_mesh mesh;
   DT_VEC(dt_segs) segs;
   DT_VEC(dt_gathered) gathered;
@@ -330,6 +343,7 @@ typedef struct dt_cursor {
   dt_nid serves;      /* the forward node that they serve, whose block they share; -1: none */
   int16_t block;      /* of nodes that serve none; -1: none */
   int16_t chunk;      /* pipeline; -1: of the rank */
+  int bucket;         /* of the layout, on whose way they are; -1: of none */
   uint8_t flags;      /* DT_NODE_* */
   uint8_t computes;   /* as dt_node's */
   const char *reason; /* why a pass inserts them, or NULL */
@@ -352,6 +366,7 @@ dt_val dt_build_op(dt_build *b, int op, const dt_val *in, int nin, const dt_attr
 dt_val dt_build1(dt_build *b, int op, dt_val x); /* default attributes */
 dt_val dt_build2(dt_build *b, int op, dt_val x, dt_val y);
 dt_val dt_build3(dt_build *b, int op, dt_val x, dt_val y, dt_val z);
+dt_val dt_build_number(dt_build *b, dt_number v, int dtype); /* 0-dim full */
 dt_val dt_build_full(dt_build *b, double v, int dtype, int nd, const int64_t *dim);
 dt_val dt_build_scalar(dt_build *b, double v, int dtype); /* 0-dim full */
 dt_val dt_build_cast(dt_build *b, dt_val x, int dtype);   /* x itself when it has it */
@@ -405,11 +420,14 @@ enum {
 enum { DT_MAX_SPEC = 10 };                           /* attributes of an op */
 typedef struct dt_attr_spec {
   const char *name;
-  char kind; /* i f b d l(ist: 9 slots) p(air: 2) */
+  char kind; /* i f b d n(umber: dt_number) p(air) l(ist): the columns INT NUM FLAG DTYPE VALUE PAIR LIST */
   uint8_t slot;
   bool required;
   dt_attr def[2];
 } dt_attr_spec;
+static inline int dt_attr_slots(const dt_attr_spec *s) {
+  return s->kind == 'l' ? 1 + DT_MAX_DIM : s->kind == 'p' || s->kind == 'n' ? 2 : 1;
+}
 typedef struct dt_shape_ctx { /* a shape rule reads in[] and a; may normalise a (negative dims); writes out[], nout */
   const char *op;
   int nin, nout;
@@ -450,6 +468,7 @@ typedef struct dt_cost {
   double flops, bytes;
 } dt_cost;
 typedef dt_cost dt_cost_rule(const dt_node *n, const dt_type *const *in, const dt_type *const *out);
+typedef dt_ids dt_ids_rule(const dt_attrs *a, const dt_type *const *in); /* which ids an op looks up */
 typedef struct dt_op_info {
   const char *name;
   int nin_min, nin_max, nout;
@@ -458,6 +477,7 @@ typedef struct dt_op_info {
   dt_place_rule *place;
   dt_grad_rule *grad;
   dt_cost_rule *cost;
+  dt_ids_rule *ids;                                            /* NULL: it looks none up */
   const char *shape_name, *place_name, *grad_name, *cost_name; /* for docs and `make op` */
   int ew;                                                      /* DT_EW_* or -1 */
   int ew_kind;                                                 /* DT_EWK_* */
@@ -470,6 +490,7 @@ int dt_result_dtype(const dt_type *const *in, int n);
 const dt_op_info *dt_op(int op);                          /* valid for 1..DT_NOPS-1 */
 int dt_op_find(const char *name);                         /* DT_OP_none when unknown */
 void dt_op_defaults(int op, dt_attrs *a);                 /* required ones become 0 */
+bool dt_op_flat(int op);                                  /* its derivative is zero everywhere */
 const dt_attr_spec *dt_op_attr(int op, const char *name); /* NULL when unknown */
 /* of a list attribute, a.slot[s].i is the count and what follows the numbers */
 

@@ -21,6 +21,17 @@ dt_status shape_embedding(dt_shape_ctx *s) {
   return done(s, 1);
 }
 
+static dt_ids embedded(int64_t n) {
+  return (dt_ids){.n = n, .what = "id", .hint = "ids count from 0; make the vocabulary larger"};
+}
+dt_ids ids_embedding(const dt_attrs *a, const dt_type *const *in) {
+  return embedded(a->embedding.all ? a->embedding.all : in[1]->dim[0]);
+}
+dt_ids ids_embedding_bwd(const dt_attrs *a, const dt_type *const *in) {
+  (void)in;
+  return embedded(a->embedding_bwd.all ? a->embedding_bwd.all : a->embedding_bwd.rows);
+}
+
 dt_status shape_embedding_bwd(dt_shape_ctx *s) {
   const dt_type *gy = s->in[1];
   DT_TRY(shape_ints(s, 0, "the ids"));
@@ -61,6 +72,11 @@ void grad_embedding(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
   gin[1] = dt_build_op(b, DT_OP_embedding_bwd, (dt_val[]){X, GY}, 2, &a);
 }
 
+dt_ids ids_one_hot(const dt_attrs *a, const dt_type *const *in) {
+  (void)in;
+  return (dt_ids){.n = a->one_hot.classes, .what = "label", .hint = "labels count from 0; give more classes"};
+}
+
 dt_status shape_one_hot(dt_shape_ctx *s) {
   DT_TRY(shape_ints(s, 0, "the labels"));
   int64_t classes = s->a->one_hot.classes;
@@ -80,6 +96,15 @@ static dt_status index_fits(dt_shape_ctx *s, const dt_type *index, const dt_type
   if (fits) return DT_OK;
   return fail(s, "the index %s must have as many dims as %s and, but for dim %lld, no larger sizes",
               shape_text(index).s, shape_text(x).s, (long long)d);
+}
+
+static dt_ids indexed(int input, int64_t n) {
+  return (dt_ids){.input = input, .n = n, .what = "index", .hint = "indices count from 0"};
+}
+dt_ids ids_gather(const dt_attrs *a, const dt_type *const *in) { return indexed(1, in[0]->dim[a->gather.dim]); }
+dt_ids ids_scatter_add(const dt_attrs *a, const dt_type *const *in) {
+  (void)in;
+  return indexed(0, a->scatter_add.shape.v[a->scatter_add.dim]);
 }
 
 dt_status shape_gather(dt_shape_ctx *s) {
@@ -139,8 +164,8 @@ void grad_gather(dt_build *b, dt_nid n, const dt_val *gout, dt_val *gin) {
 }
 
 dt_status shape_topk(dt_shape_ctx *s) {
-  DT_TRY(shape_floats(s, 1));
   dt_type t = *s->in[0];
+  if (t.dtype == DT_BOOL) return fail(s, "has no meaning for bool; convert with :to \"i64\" or :to \"f32\"");
   if (!t.nd) return fail(s, "a scalar has no last dim to choose from; reshape it to {1}");
   int64_t n = t.dim[t.nd - 1];
   int64_t k = s->a->topk.k;

@@ -19,6 +19,27 @@ static dt_status loss_inputs(dt_shape_ctx *s) {
   return DT_OK;
 }
 
+static dt_ids labels(int64_t classes, int64_t ignore) {
+  return (dt_ids){
+      .input = 1, .n = classes, .ignores = true, .ignore = ignore, .what = "label", .hint = "labels count from 0"};
+}
+static int64_t last_dim(const dt_type *x) { return x->dim[x->nd - 1]; }
+dt_ids ids_cross_entropy(const dt_attrs *a, const dt_type *const *in) {
+  return labels(last_dim(in[0]), a->cross_entropy.ignore_index);
+}
+dt_ids ids_cross_entropy_bwd(const dt_attrs *a, const dt_type *const *in) {
+  const int64_t all = a->cross_entropy_bwd.classes;
+  return labels(all ? all : last_dim(in[0]), a->cross_entropy_bwd.ignore_index);
+}
+dt_ids ids_vocab_stats(const dt_attrs *a, const dt_type *const *in) {
+  (void)in;
+  return labels(a->vocab_stats.classes, a->vocab_stats.ignore_index);
+}
+dt_ids ids_vocab_loss(const dt_attrs *a, const dt_type *const *in) {
+  (void)in;
+  return labels(a->vocab_loss.classes, a->vocab_loss.ignore_index);
+}
+
 dt_status shape_cross_entropy(dt_shape_ctx *s) {
   DT_TRY(loss_inputs(s));
   int t = stat_dtype(s->in[0]->dtype);

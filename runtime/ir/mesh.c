@@ -69,9 +69,9 @@ void dt_group_split(const dt_mesh *m, dt_group g, int rank, int *color, int *key
 }
 
 /* All communication begins with the same three attributes, so that one op's names serve all. */
-#define BEGINS_WITH_GROUP(op)                                                                     \
+#define BEGINS_WITH_GROUP(op)                                                            \
   _Static_assert(offsetof(dt_attrs, op.axes) == 0 && offsetof(dt_attrs, op.part) == 8 && \
-                     offsetof(dt_attrs, op.stages) == 16,                                         \
+                     offsetof(dt_attrs, op.stages) == 16,                                \
                  #op " must begin with axes, part, stages")
 BEGINS_WITH_GROUP(all_reduce);
 BEGINS_WITH_GROUP(reduce_scatter);

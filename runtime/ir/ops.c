@@ -20,6 +20,7 @@ const char *const dt_region_name[DT_NREG] = {
 #define ATTR(text, letter, ...) {.name = text, .kind = letter, .required = 1 __VA_OPT__(-1), .def = {__VA_ARGS__}},
 #define INT(name, ...) ATTR(#name, 'i' __VA_OPT__(, {.i = __VA_ARGS__}))
 #define NUM(name, ...) ATTR(#name, 'f' __VA_OPT__(, {.f = __VA_ARGS__}))
+#define VALUE(name, real, whole) ATTR(#name, 'n', {.f = real}, {.i = whole})
 #define FLAG(name, ...) ATTR(#name, 'b' __VA_OPT__(, {.i = __VA_ARGS__}))
 #define DTYPE(name, ...) ATTR(#name, 'd' __VA_OPT__(, {.i = __VA_ARGS__}))
 #define PAIR(name, ...) ATTR(#name, 'p' __VA_OPT__(, {.i = __VA_ARGS__}, {.i = __VA_ARGS__}))
@@ -30,15 +31,15 @@ static dt_op_info table[DT_NOPS] = {
 #define RULES(shape_, place_, grad_, cost_)                                                                     \
   .shape = shape_, .place = place_, .grad = grad_, .cost = cost_, .shape_name = #shape_, .place_name = #place_, \
   .grad_name = #grad_, .cost_name = #cost_
-#define OP(op, lo, hi, outs, bits, attrs, shape, place, grad, cost) \
-  {.name = #op,                                                     \
-   .nin_min = lo,                                                   \
-   .nin_max = hi,                                                   \
-   .nout = outs,                                                    \
-   .flags = bits,                                                   \
-   .ew = -1,                                                        \
-   RULES(shape, place, grad, cost),                                 \
-   .spec = {attrs}},
+#define OP(op, lo, hi, outs, bits, attrs, shape, place, grad, cost, ...) \
+  {.name = #op,                                                          \
+   .nin_min = lo,                                                        \
+   .nin_max = hi,                                                        \
+   .nout = outs,                                                         \
+   .flags = bits,                                                        \
+   .ew = -1,                                                             \
+   RULES(shape, place, grad, cost),                                      \
+   __VA_OPT__(.ids = __VA_ARGS__, ).spec = {attrs}},
 #define OPV OP
 #define EW(op, nin, attrs, kind, grad, flops, ...)                      \
   {.name = #op,                                                         \
@@ -53,7 +54,7 @@ static dt_op_info table[DT_NOPS] = {
 #include "ops.def"
 };
 
-/* Numbers the slots: a pair takes two, a list nine. */
+/* Numbers the slots. */
 __attribute__((constructor)) static void number_slots(void) {
   for (int op = 1; op < DT_NOPS; op++) {
     dt_op_info *o = &table[op];
@@ -61,7 +62,7 @@ __attribute__((constructor)) static void number_slots(void) {
     for (; o->nspec < DT_MAX_SPEC && o->spec[o->nspec].name; o->nspec++) {
       dt_attr_spec *s = &o->spec[o->nspec];
       s->slot = (uint8_t)slot;
-      slot += s->kind == 'l' ? 1 + DT_MAX_DIM : s->kind == 'p' ? 2 : 1;
+      slot += dt_attr_slots(s);
     }
   }
 }
@@ -81,7 +82,7 @@ void dt_op_defaults(int op, dt_attrs *a) {
     const dt_attr_spec *s = &o->spec[i];
     if (s->kind == 'l') continue;
     a->slot[s->slot] = s->def[0];
-    if (s->kind == 'p') a->slot[s->slot + 1] = s->def[1];
+    if (dt_attr_slots(s) == 2) a->slot[s->slot + 1] = s->def[1];
   }
 }
 
@@ -100,6 +101,8 @@ int dt_op_float(int op, const dt_type *const *in, int nin, int low) {
   }
   return to;
 }
+
+bool dt_op_flat(int op) { return dt_op(op)->grad == grad_zero; }
 
 const dt_attr_spec *dt_op_attr(int op, const char *name) {
   const dt_op_info *o = dt_op(op);

@@ -12,13 +12,13 @@ static void print_attrs(const dt_node *n, dt_str *s) {
   for (int i = 0; i < o->nspec; i++) {
     const dt_attr_spec *p = &o->spec[i];
     const dt_attr *a = &n->a.slot[p->slot];
-    if (!p->required && p->kind == 'f' && (a->f == p->def[0].f)) continue;
+    if (!p->required && strchr("fn", p->kind) && (a->f == p->def[0].f)) continue;
     if (!p->required && p->kind == 'l' && a->i == 0) continue;
     if (!p->required && p->kind == 'p' && a[0].i == p->def[0].i && a[1].i == p->def[1].i) continue;
     if (!p->required && strchr("ibd", p->kind) && a->i == p->def[0].i) continue;
     dt_str_add(s, "%s%s=", sep, p->name);
     sep = " ";
-    if (p->kind == 'f') dt_str_add(s, "%.9g", a->f);
+    if (p->kind == 'f' || p->kind == 'n') dt_str_add(s, "%.9g", a->f);
     else if (p->kind == 'd') dt_str_add(s, "%s", dt_dtype_name((int)a->i));
     else if (p->kind == 'p') dt_str_add(s, "%lld,%lld", (long long)a[0].i, (long long)a[1].i);
     else if (p->kind == 'l') dt_str_add(s, "%s", list_text((const dt_list *)a).s);
@@ -29,7 +29,7 @@ static void print_attrs(const dt_node *n, dt_str *s) {
 
 /* (r3 = mul r0 r1; r4 = clamp r3 0 inf -> r4) */
 static void print_program(const dt_vm *vm, dt_str *s) {
-  dt_str_add(s, " (%s", vm->f64 ? "f64 " : "");
+  dt_str_add(s, " (%s", vm->type == DT_F32 ? "" : vm->type == DT_F64 ? "f64 " : "i64 ");
   for (int i = 0; i < vm->nins; i++) {
     const dt_vmi *k = &vm->ins[i];
     int op = DT_OP_none;
@@ -40,6 +40,8 @@ static void print_program(const dt_vm *vm, dt_str *s) {
     if (k->b >= 0) dt_str_add(s, " r%d", k->b);
     if (k->c >= 0) dt_str_add(s, " r%d", k->c);
     if (op == DT_OP_cast) dt_str_add(s, " %s", dt_dtype_name((int)k->imm[0]));
+    else if (dt_op(op)->nspec && vm->type == DT_I64)
+      for (int n = 0; n < (op == DT_OP_full ? 1 : 2); n++) dt_str_add(s, " %lld", (long long)k->whole[n]);
     else if (op == DT_OP_full) dt_str_add(s, " %.9g", k->imm[0]);
     else if (dt_op(op)->nspec) dt_str_add(s, " %.9g %.9g", k->imm[0], k->imm[1]);
   }
@@ -71,7 +73,6 @@ static void print_node(const dt_graph *g, const dt_node *n, dt_str *s) {
   for (int o = 0; o < n->nout; o++) print_value(g, &g->val.p[n->out[o]], n->out[o], s);
   dt_str_add(s, " %s", phase_name[n->phase]);
   if (n->stage >= 0) dt_str_add(s, " stage %d.%d", n->stage, n->chunk);
-  if (n->device) dt_str_add(s, " host");
   if (n->acc) dt_str_add(s, " add:%x", n->acc);
   if (n->acc_first0) dt_str_add(s, " first:%x", n->acc_first0);
   if (n->flags & DT_NODE_DEAD) dt_str_add(s, " dead");
@@ -94,8 +95,8 @@ void dt_print(const dt_graph *g, dt_str *s) {
     dt_str_add(s, "parameter %s %%%d", p->name, p->val);
     if (p->grad >= 0) dt_str_add(s, " grad %%%d", p->grad);
     if (p->compute >= 0) dt_str_add(s, " compute %%%d", p->compute);
-    for (int k = 0; k < p->nstate; k++) dt_str_add(s, " state %%%d", p->state[k]);
-    if (p->flat >= 0) dt_str_add(s, " at %lld bucket %d", (long long)p->flat, p->bucket);
+    for (int k = 0; k < p->nstate; k++) dt_str_add(s, " state %%%d", p->state[k].val);
+    if (p->stored.flat >= 0) dt_str_add(s, " at %lld bucket %d", (long long)p->stored.flat, p->stored.bucket);
     if (!p->trainable) dt_str_add(s, " frozen");
     dt_str_add(s, "\n");
   }

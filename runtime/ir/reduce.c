@@ -127,6 +127,14 @@ dt_status shape_along(dt_shape_ctx *s) {
   return shape_same(s);
 }
 
+/* as PyTorch: running sums of integers and truths are i64 */
+dt_status shape_cumsum(dt_shape_ctx *s) {
+  DT_TRY(shape_dim(s, &s->a->cumsum.dim, s->in[0]));
+  dt_type t = *s->in[0];
+  if (!dt_is_float(t.dtype)) t.dtype = DT_I64;
+  return one(s, t);
+}
+
 dt_status place_along(dt_place_ctx *c) {
   if (sharded(&c->in[0]) && c->in[0].dim != c->a->softmax.dim) keep(c);
   return DT_OK;

@@ -11,6 +11,8 @@
  * A cost rule counts arithmetic operations and bytes moved by one run of a node, for the planner and the progress line: 2 M K N for a product of
  * M x K by K x N, roughly their arithmetic for other ops, and every input and output once.
  * Rules of one op stand together in its family's file. */
+#include <math.h>
+
 #include "rules.h"
 
 /* ---- texts and checks ---- */
@@ -44,6 +46,22 @@ dt_status shape_dim(dt_shape_ctx *s, int64_t *dim, const dt_type *t) {
     return fail(s, "%s has no dim %lld; its dims are 0 to %d, or -%d to -1", shape_text(t).s, (long long)*dim,
                 t->nd - 1, t->nd);
   *dim = d;
+  return DT_OK;
+}
+
+dt_status shape_values(dt_shape_ctx *s, int dtype) {
+  const dt_op_info *o = dt_op(s->opid);
+  for (int i = 0; i < o->nspec && !dt_is_float(dtype); i++) {
+    const dt_attr_spec *p = &o->spec[i];
+    const dt_attr *a = &s->a->slot[p->slot];
+    if (p->kind != 'n' || (isinf(a[0].f) && isinf(p->def[0].f))) continue;
+    if (a[0].f != floor(a[0].f) || isinf(a[0].f))
+      return fail(s, "%s is %g, but the tensor is %s; give a whole number, or convert the tensor with :to \"f32\"",
+                  p->name, a[0].f, dt_dtype_name(dtype));
+    if (dt_wrap(a[1].i, dtype) != a[1].i)
+      return fail(s, "%s is %g, which the tensor's dtype %s can't hold; convert the tensor with :to \"i64\"", p->name,
+                  a[0].f, dt_dtype_name(dtype));
+  }
   return DT_OK;
 }
 

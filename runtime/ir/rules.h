@@ -5,11 +5,12 @@
 #define DT_RULES_H
 #include "ir.h"
 
-#define OP(name, lo, hi, nout, flags, attrs, shape, place, grad, cost) \
-  dt_shape_rule shape;                                                 \
-  dt_place_rule place;                                                 \
-  dt_grad_rule grad;                                                   \
-  dt_cost_rule cost;
+#define OP(name, lo, hi, nout, flags, attrs, shape, place, grad, cost, ...) \
+  dt_shape_rule shape;                                                      \
+  dt_place_rule place;                                                      \
+  dt_grad_rule grad;                                                        \
+  dt_cost_rule cost;                                                        \
+  __VA_OPT__(dt_ids_rule __VA_ARGS__;)
 #define OPV OP
 #define EW(name, nin, attrs, kind, grad, flops, ...) dt_grad_rule grad;
 #include "ops.def"
@@ -32,6 +33,8 @@ dt_txt list_text(const dt_list *list);
 dt_status shape_fail(dt_shape_ctx *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Makes a dim of a tensor of nd dims non-negative, in place. */
 dt_status shape_dim(dt_shape_ctx *s, int64_t *dim, const dt_type *t);
+/* Numbers among the attributes can be values of dtype, where that is of integers; infinite bounds can. */
+dt_status shape_values(dt_shape_ctx *s, int dtype);
 /* Inputs 0..n-1 are floats of one dtype. */
 dt_status shape_floats(dt_shape_ctx *s, int n);
 /* Input i has integers (u8, i32, i64); `what` names it. */

@@ -157,7 +157,7 @@ static dt_status lists_ok(const dt_graph *g, dt_err *e) {
     REF(p->val, "parameters");
     REF(p->grad, "gradients");
     REF(p->compute, "compute copies");
-    for (int k = 0; k < p->nstate; k++) REF(p->state[k], "states");
+    for (int k = 0; k < p->nstate; k++) REF(p->state[k].val, "states");
     if (p->val >= 0 && !(dt_op(g->node.p[g->val.p[p->val].node].op)->flags & OP_LEAF))
       return dt_fail(e, DT_EBUG, NULL, "%s graph: parameter %s is no leaf", dt_level_name[g->level], p->name);
   }

@@ -115,6 +115,7 @@ dt_status shape_pad(dt_shape_ctx *s) {
                   list_text(after).s);
     t.dim[i] += before->v[i] + after->v[i];
   }
+  DT_TRY(shape_values(s, t.dtype));
   return one(s, t);
 }
 

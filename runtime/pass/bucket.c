@@ -9,12 +9,16 @@
 
 static dt_vm *copy_program(dt_graph *g, const dt_type *space, bool add) {
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  *vm = (dt_vm){
-      .nin = add ? 2 : 1, .nout = 1, .nins = add, .nreg = add ? 3 : 1, .f64 = space->dtype == DT_F64, .space = *space};
+  *vm = (dt_vm){.nin = add ? 2 : 1,
+                .nout = 1,
+                .nins = add,
+                .nreg = add ? 3 : 1,
+                .type = dt_compute_type(space->dtype),
+                .space = *space};
   vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   if (add) {
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}};
+    vm->ins[0] = (dt_vmi){DT_EW_add, 2, 0, 1, -1, {0, 0}, {0, 0}};
     vm->out[0] = 2;
   }
   return vm;
@@ -39,9 +43,9 @@ static void sort_contributions(dt_graph *g, dt_node *sum) {
 /* A program without inputs that gives zeros of type t. */
 static const dt_vm *zero_program(dt_graph *g, const dt_type *t) {
   dt_vm *zero = dt_arena_alloc(&g->mem, sizeof *zero);
-  *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .f64 = t->dtype == DT_F64, .space = *t};
+  *zero = (dt_vm){.nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(t->dtype), .space = *t};
   zero->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-  zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}};
+  zero->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {0, 0}, {0, 0}};
   zero->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
   return zero;
 }
@@ -92,14 +96,14 @@ static void lower_accumulation(dt_graph *g, const dt_param *p, dt_val flat, int6
 }
 
 static bool same_program(const dt_vm *a, const dt_vm *b) {
-  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->f64 != b->f64)
+  if (a->nin != b->nin || a->nout != b->nout || a->nins != b->nins || a->nreg != b->nreg || a->type != b->type)
     return false;
   for (int o = 0; o < a->nout; o++)
     if (a->out[o] != b->out[o]) return false;
   for (int i = 0; i < a->nins; i++) {
     const dt_vmi *x = &a->ins[i], *y = &b->ins[i];
     if (x->op != y->op || x->dst != y->dst || x->a != y->a || x->b != y->b || x->c != y->c ||
-        memcmp(x->imm, y->imm, sizeof x->imm))
+        memcmp(x->imm, y->imm, sizeof x->imm) || memcmp(x->whole, y->whole, sizeof x->whole))
       return false;
   }
   return true;
@@ -111,11 +115,12 @@ typedef struct buffers {
   dt_graph *g;
   const dt_spec *s;
   const dt_layout *l;
-  dt_val parameters, state[DT_MAX_STATE], sums; /* the flat leaves: of parameters, of each state, of gradients that sum up over the step; -1 */
+  dt_val parameters, state[DT_MAX_STATE],
+      sums; /* the flat leaves: of parameters, of each state, of gradients that sum up over the step; -1 */
   int nstate;
   int np, *order; /* [np] the parameters of which this rank updates something, in flat order */
-  char *kind;    /* [values] of a root */
-  int64_t *base; /* [values] OF_BUCKET: the flat element at which it begins */
+  char *kind;     /* [values] of a root */
+  int64_t *base;  /* [values] OF_BUCKET: the flat element at which it begins */
 } buffers;
 
 static int64_t share_begin(const buffers *f, int b) {
@@ -124,30 +129,30 @@ static int64_t share_begin(const buffers *f, int b) {
 
 /* Offset of what the optimizer works on of p in a buffer of states: of all, or of shares. */
 static int64_t at_shares(const buffers *f, const dt_param *p) {
-  const dt_layout_bucket *b = &f->l->bucket[p->bucket];
-  return b->states + (p->own_len ? p->flat + p->own_begin - share_begin(f, p->bucket) : 0);
+  const dt_layout_bucket *b = &f->l->bucket[p->stored.bucket];
+  return b->states + (p->stored.len ? p->stored.flat + p->stored.begin - share_begin(f, p->stored.bucket) : 0);
 }
 /* The same in the parameters' memory, and of the whole parameter where it is kept. */
 static int64_t at_parameters(const buffers *f, const dt_param *p) {
   const dt_layout *l = f->l;
-  if (p->bucket < 0) return l->stored - (l->total - p->flat);
-  const dt_layout_bucket *b = &l->bucket[p->bucket];
-  if (b->keep == DT_KEEP_WHOLE) return b->store + p->flat - b->begin + (p->own_len ? p->own_begin : 0);
-  return b->store + (p->own_len ? p->flat + p->own_begin - share_begin(f, p->bucket) : 0);
+  if (p->stored.bucket < 0) return l->stored - (l->total - p->stored.flat);
+  const dt_layout_bucket *b = &l->bucket[p->stored.bucket];
+  if (b->keep == DT_KEEP_WHOLE) return b->store + p->stored.flat - b->begin + (p->stored.len ? p->stored.begin : 0);
+  return b->store + (p->stored.len ? p->stored.flat + p->stored.begin - share_begin(f, p->stored.bucket) : 0);
 }
 
 /* Is value v what the optimizer works on of parameter p, in some flat buffer? */
 static bool in_slot(const buffers *f, dt_val v, const dt_param *p) {
   const dt_value *x = &f->g->val.p[v];
-  if (dt_numel(&x->t) != p->own_len) return false;
+  if (dt_numel(&x->t) != p->stored.len) return false;
   switch (f->kind[x->root]) {
     case OF_PARAMETERS: return x->offset == at_parameters(f, p);
     case OF_SHARES: return x->offset == at_shares(f, p);
     case OF_SUMS: {
-      const dt_layout_bucket *b = &f->l->bucket[p->bucket];
-      return x->offset == b->sums + p->flat + p->own_begin - b->begin;
+      const dt_layout_bucket *b = &f->l->bucket[p->stored.bucket];
+      return x->offset == b->sums + p->stored.flat + p->stored.begin - b->begin;
     }
-    case OF_BUCKET: return x->offset == p->flat + p->own_begin - f->base[x->root];
+    case OF_BUCKET: return x->offset == p->stored.flat + p->stored.begin - f->base[x->root];
   }
   return false;
 }
@@ -168,7 +173,7 @@ static void put_in_order(buffers *f) {
   const dt_graph *g = f->g;
   address *at = dt_xalloc(sizeof *at * (size_t)(g->param.n + 1));
   for (int i = 0; i < g->param.n; i++)
-    if (g->param.p[i].own_len) at[f->np++] = (address){g->param.p[i].flat, i};
+    if (g->param.p[i].stored.len) at[f->np++] = (address){g->param.p[i].stored.flat, i};
   qsort(at, (size_t)f->np, sizeof *at, by_address);
   f->order = dt_xalloc(sizeof *f->order * (size_t)(f->np + 1));
   for (int k = 0; k < f->np; k++) f->order[k] = at[k].param;
@@ -208,12 +213,12 @@ static bool takes_ranges(const buffers *f, const dt_node *n, const dt_param *p) 
 /* Whether update b of pb does what update a of pa does, in the same buffers. */
 static bool same_update(const buffers *f, const dt_node *a, const dt_param *pa, const dt_node *b, const dt_param *pb) {
   const dt_graph *g = f->g;
-  if (pb->bucket != pa->bucket || b->nin != a->nin || b->nout != a->nout || !same_program(a->vm, b->vm)) return false;
+  if (pb->stored.bucket != pa->stored.bucket || b->nin != a->nin || b->nout != a->nout || !same_program(a->vm, b->vm))
+    return false;
   for (int k = 0; k < a->nin; k++) {
     bool slot = in_slot(f, a->in[k], pa);
     if (a->in[k] == b->in[k] ? slot
-                             : !slot || !in_slot(f, b->in[k], pb) ||
-                                   g->val.p[a->in[k]].root != g->val.p[b->in[k]].root)
+                             : !slot || !in_slot(f, b->in[k], pb) || g->val.p[a->in[k]].root != g->val.p[b->in[k]].root)
       return false;
   }
   for (int o = 0; o < a->nout; o++)
@@ -236,7 +241,7 @@ static dt_val range_of(const buffers *f, dt_build *b, dt_val v, const dt_param *
 /* One node over the range of parameters first..last, of which the first has the update u. */
 static dt_nid update_range(const buffers *f, const dt_node *u, const dt_param *first, const dt_param *last) {
   dt_graph *g = f->g;
-  int64_t len = last->flat + last->own_begin + last->own_len - first->flat - first->own_begin;
+  int64_t len = last->stored.flat + last->stored.begin + last->stored.len - first->stored.flat - first->stored.begin;
   dt_build b = dt_build_at(g, DT_UPD);
   b.at.file = u->file, b.at.line = u->line, b.at.flags = u->flags & DT_NODE_OWN;
   dt_val in[DT_MAX_IN];
@@ -264,7 +269,7 @@ static void read_ranges(dt_graph *g, const dt_val *by, int n) {
       for (int j = 0; j < kept && v != x->in[k]; j++) again |= x->in[j] == v;
       if (!again) x->in[kept++] = v;
     }
-    x->nin = (int16_t)kept;
+    x->nin = kept;
   }
 }
 
@@ -281,8 +286,7 @@ static void merge_updates(const buffers *f) {
     if (up[order[a]] < 0) continue;
     const dt_node u = g->node.p[up[order[a]]];
     if (!takes_ranges(f, &u, pa)) continue;
-    while (b < f->np && up[order[b]] >= 0 &&
-           same_update(f, &u, pa, &g->node.p[up[order[b]]], &g->param.p[order[b]]))
+    while (b < f->np && up[order[b]] >= 0 && same_update(f, &u, pa, &g->node.p[up[order[b]]], &g->param.p[order[b]]))
       b++;
     if (b == a + 1 && g->val.p[pa->val].t.nd <= 1) continue;
     dt_nid at = update_range(f, &u, pa, &g->param.p[order[b - 1]]);
@@ -311,7 +315,7 @@ static void make_buffers(buffers *f) {
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     if (p->nstate > f->nstate) f->nstate = p->nstate;
-    sums |= p->grad >= 0 && !l->bucket[p->bucket].each;
+    sums |= p->grad >= 0 && !l->bucket[p->stored.bucket].each;
   }
   f->parameters = f->sums = -1;
   if (g->param.n)
@@ -338,10 +342,10 @@ static void move_into_buffers(buffers *f) {
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     int64_t at = at_parameters(f, p);
-    bool apart = p->own >= 0 && p->own != p->val; /* the optimizer works on a part of what is kept */
-    move(&m, p->val, f->parameters, apart && p->own_len ? at - p->own_begin : at);
-    if (apart) move(&m, p->own, f->parameters, at);
-    for (int k = 0; k < p->nstate; k++) move(&m, p->state[k], f->state[k], at_shares(f, p));
+    bool apart = p->stored.own >= 0 && p->stored.own != p->val; /* the optimizer works on a part of what is kept */
+    move(&m, p->val, f->parameters, apart && p->stored.len ? at - p->stored.begin : at);
+    if (apart) move(&m, p->stored.own, f->parameters, at);
+    for (int k = 0; k < p->nstate; k++) move(&m, p->state[k].val, f->state[k], at_shares(f, p));
   }
   for (int i = 0; i < g->share.n; i++)
     move(&m, g->share.p[i].val, f->parameters, l->bucket[g->share.p[i].bucket].store);
@@ -379,9 +383,9 @@ static void lower_accumulations(buffers *f) {
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     if (p->grad < 0) continue;
-    const dt_layout_bucket *b = &l->bucket[p->bucket];
-    int64_t at = p->flat - b->begin;
-    if (b->each) lower_accumulation(g, p, joined[p->bucket], at, true, nuse);
+    const dt_layout_bucket *b = &l->bucket[p->stored.bucket];
+    int64_t at = p->stored.flat - b->begin;
+    if (b->each) lower_accumulation(g, p, joined[p->stored.bucket], at, true, nuse);
     else lower_accumulation(g, p, f->sums, b->sums + at, false, nuse);
   }
   free(joined), free(nuse);

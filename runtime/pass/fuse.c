@@ -13,8 +13,8 @@ enum { MAX_GROUP = 48, MAX_GIN = 20, MAX_GOUT = DT_MAX_OUT };
 
 typedef struct group {
   DT_VEC(dt_nid) m;
-  bool f64;
-  int merged; /* -1, or the group that took it over */
+  uint8_t type; /* computes in */
+  int merged;   /* -1, or the group that took it over */
 } group;
 typedef struct fuser {
   dt_graph *g;
@@ -38,27 +38,21 @@ static void count_uses(fuser *f) {
 
 static bool is_ew(const dt_node *n) { return !(n->flags & DT_NODE_DEAD) && dt_op(n->op)->ew >= 0; }
 
-/* f64 when the arithmetic needs it: a double or wide-integer result or operand (0-dim doubles convert on load) */
-static bool wants_f64(const dt_graph *g, const dt_node *n) {
-  int out = g->val.p[n->out[0]].t.dtype;
-  const dt_op_info *op = dt_op(n->op);
-  if (out == DT_F64) return true;
-  if (n->op == DT_OP_cast) {
-    int in = g->val.p[n->in[0]].t.dtype;
-    return !dt_is_float(out) && out != DT_BOOL && (in == DT_F64 || !dt_is_float(in));
+/* What a node computes in. i64 where all that it reads and makes are integers; f64 where the result or an operand with dims is f64, or
+ * where integers are compared with floats (0-dim doubles convert on load); else f32. */
+static uint8_t computes_in(const dt_graph *g, const dt_node *n) {
+  const int out = g->val.p[n->out[0]].t.dtype, kind = dt_op(n->op)->ew_kind;
+  bool real = dt_is_float(out), integer = !real && out != DT_BOOL, wide = out == DT_F64;
+  for (int k = kind == DT_EWK_SELECT; k < n->nin; k++) {
+    const dt_type *t = &g->val.p[n->in[k]].t;
+    real |= dt_is_float(t->dtype);
+    integer |= !dt_is_float(t->dtype) && t->dtype != DT_BOOL;
+    if (kind == DT_EWK_CMP)
+      wide |= (t->dtype == DT_F64 || t->dtype == DT_I64 || t->dtype == DT_I32) && (t->nd > 0 || n->nin == 1);
+    if (kind == DT_EWK_CMP && g->val.p[n->out[0]].t.nd == 0) wide |= t->dtype == DT_F64;
+    if (kind == DT_EWK_CAST && !dt_is_float(out)) wide |= t->dtype == DT_F64;
   }
-  if (op->ew_kind == DT_EWK_CMP) {
-    for (int k = 0; k < n->nin; k++) {
-      const dt_type *t = &g->val.p[n->in[k]].t;
-      bool wide = t->dtype == DT_F64 || t->dtype == DT_I64 || t->dtype == DT_I32;
-      if (wide && (t->nd > 0 || n->nin == 1)) return true;
-    }
-    if (g->val.p[n->out[0]].t.nd == 0)
-      for (int k = 0; k < n->nin; k++)
-        if (g->val.p[n->in[k]].t.dtype == DT_F64) return true;
-    return false;
-  }
-  return out == DT_I64 || out == DT_I32;
+  return !real ? (integer ? DT_I64 : DT_F32) : wide ? DT_F64 : DT_F32;
 }
 
 static bool same_dims(const dt_type *a, const dt_type *b) {
@@ -193,14 +187,14 @@ static void form_groups(fuser *f) {
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
     if (!is_ew(n) || n->op == DT_OP_full) continue;
-    bool f64 = wants_f64(g, n);
+    uint8_t type = computes_in(g, n);
     int mine = -1;
     for (int k = 0; k < n->nin; k++) {
       dt_nid p = g->val.p[n->in[k]].node;
       int gp = find(f, f->grp[p]);
       if (gp < 0 || gp == mine) continue;
       const dt_node *q = &g->node.p[f->group.p[gp].m.p[0]];
-      if (q->phase != n->phase || q->flags != n->flags || q->chunk != n->chunk || f->group.p[gp].f64 != f64 ||
+      if (q->phase != n->phase || q->flags != n->flags || q->chunk != n->chunk || f->group.p[gp].type != type ||
           !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
         continue;
       const dt_nid both[2] = {unit_of(f, p), i};
@@ -225,7 +219,7 @@ static void form_groups(fuser *f) {
     }
     if (mine >= 0) continue;
     f->grp[i] = f->group.n;
-    dt_vec_push(&f->group, ((group){.f64 = f64, .merged = -1}));
+    dt_vec_push(&f->group, ((group){.type = type, .merged = -1}));
     dt_vec_push(&f->group.p[f->grp[i]].m, i);
   }
 }
@@ -273,8 +267,23 @@ static int16_t reg_of(dt_val v, const dt_val *in, int nin, const dt_val *made, c
   return -1;
 }
 
+/* the instruction that puts a constant into register dst */
+static dt_vmi constant_of(const dt_node *n, int dst) {
+  const dt_number v = n->a.full.value;
+  return (dt_vmi){DT_EW_full, (int16_t)dst, -1, -1, -1, {v.f, 0}, {dt_wrap(v.i, (int)n->a.full.dtype), 0}};
+}
+
+static bool same_constant(const dt_vmi *a, const dt_vmi *b) {
+  return a->op == b->op && !memcmp(a->imm, b->imm, sizeof a->imm) && !memcmp(a->whole, b->whole, sizeof a->whole);
+}
+
+/* Can a node's result, in a register, be outside of its dtype? Integers narrower than the register wrap around; true + true is true. */
+static bool narrow(const dt_node *n, int dtype) {
+  return dt_op(n->op)->ew_kind == DT_EWK_ARITH && (dtype == DT_BOOL || dtype == DT_U8 || dtype == DT_I32);
+}
+
 /* One program from a list of elementwise nodes; the fused node is written over the last of them. */
-static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
+static void lower_group(fuser *f, const dt_nid *m, int n, uint8_t type) {
   dt_graph *g = f->g;
   DT_VEC(dt_val) in = {0}, out = {0}, made = {0};
   DT_VEC(int) rg = {0};
@@ -290,10 +299,10 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
     }
   }
   dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  vm->f64 = f64;
+  vm->type = type;
   vm->nin = in.n;
   vm->space = g->val.p[g->node.p[m[n - 1]].out[0]].t;
-  int cap = n;
+  int cap = 2 * n;
   for (int i = 0; i < n; i++) cap += g->node.p[m[i]].nin;
   vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi) * (size_t)cap);
   int next = in.n;
@@ -305,18 +314,25 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
       dt_val v = x->in[k];
       if (constant(g, v)) {
         int j = 0; /* the same constant again? */
-        double c = g->node.p[g->val.p[v].node].a.full.value;
-        while (j < vm->nins && !(vm->ins[j].op == DT_EW_full && !memcmp(&vm->ins[j].imm[0], &c, sizeof c))) j++;
-        if (j == vm->nins) vm->ins[vm->nins++] = (dt_vmi){DT_EW_full, (int16_t)next++, -1, -1, -1, {c, 0}};
+        dt_vmi c = constant_of(dt_node_of(g, v), next);
+        while (j < vm->nins && !same_constant(&vm->ins[j], &c)) j++;
+        if (j == vm->nins) vm->ins[vm->nins++] = c, next++;
         r[k] = vm->ins[j].dst;
       } else {
         r[k] = reg_of(v, in.p, in.n, made.p, rg.p, made.n);
       }
     }
-    dt_vmi ins = {(uint16_t)dt_op(x->op)->ew, (int16_t)next++, r[0], r[1], r[2], {0, 0}};
+    dt_vmi ins = {(uint16_t)dt_op(x->op)->ew, (int16_t)next++, r[0], r[1], r[2], {0, 0}, {0, 0}};
     if (x->op == DT_OP_cast) ins.imm[0] = (double)x->a.cast.dtype;
-    else ins.imm[0] = x->a.clamp.min, ins.imm[1] = x->a.clamp.max; /* other rows have no numbers, or these two */
+    else { /* other rows have no numbers, or these two */ ins.imm[0] = x->a.clamp.min.f, ins.imm[1] = x->a.clamp.max.f;
+      ins.whole[0] = x->a.clamp.min.i, ins.whole[1] = x->a.clamp.max.i;
+    }
     vm->ins[vm->nins++] = ins;
+    const int dtype = g->val.p[x->out[0]].t.dtype;
+    if (narrow(x, dtype)) { /* what reads it inside of the chain must see what the memory would hold */
+      vm->ins[vm->nins++] = (dt_vmi){DT_EW_cast, (int16_t)next, ins.dst, -1, -1, {dtype, 0}, {0, 0}};
+      ins.dst = (int16_t)next++;
+    }
     dt_vec_push(&made, x->out[0]);
     dt_vec_push(&rg, ins.dst);
   }
@@ -340,7 +356,7 @@ static void lower_group(fuser *f, const dt_nid *m, int n, bool f64) {
   x->vm = vm;
   x->in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(in.n + 1));
   if (in.n) memcpy(x->in, in.p, sizeof(dt_val) * (size_t)in.n);
-  x->nin = (int16_t)in.n;
+  x->nin = in.n;
   x->nout = (int16_t)out.n;
   if (!out.n) x->flags |= DT_NODE_DEAD;
   for (int o = 0; o < out.n; o++) {
@@ -378,8 +394,7 @@ static void lower_assigns(fuser *f) {
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-    *vm = (dt_vm){
-        .nin = 1, .nout = 1, .nreg = 1, .f64 = d->t.dtype == DT_F64 || !dt_is_float(d->t.dtype), .space = d->t};
+    *vm = (dt_vm){.nin = 1, .nout = 1, .nreg = 1, .type = dt_compute_type(d->t.dtype), .space = d->t};
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;
@@ -398,7 +413,7 @@ static void epilogues(fuser *f) {
   dt_graph *g = f->g;
   for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *c = &g->node.p[i];
-    if ((c->flags & DT_NODE_DEAD) || c->op != DT_OP_fused || c->vm->f64) continue;
+    if ((c->flags & DT_NODE_DEAD) || c->op != DT_OP_fused || c->vm->type != DT_F32) continue;
     for (int k = 0; k < c->nin; k++) {
       dt_val y = c->in[k];
       dt_nid li = g->val.p[y].node;
@@ -444,7 +459,7 @@ static void epilogues(fuser *f) {
       c->a = l->a;
       c->vm = vm;
       c->in = in;
-      c->nin = (int16_t)nin;
+      c->nin = nin;
       c->file = l->file, c->line = l->line;
       l->flags |= DT_NODE_DEAD;
       break;
@@ -475,7 +490,7 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
 
   form_groups(&f);
   for (int i = 0; i < f.group.n; i++)
-    if (f.group.p[i].merged < 0) lower_group(&f, f.group.p[i].m.p, f.group.p[i].m.n, f.group.p[i].f64);
+    if (f.group.p[i].merged < 0) lower_group(&f, f.group.p[i].m.p, f.group.p[i].m.n, f.group.p[i].type);
   for (int i = 0; i < g->node.n; i++) f.grp[i] = -1; /* a group is its last node now */
   count_uses(&f);
   for (dt_nid i = 0; i < g->node.n; i++) { /* constants that something else reads */
@@ -487,13 +502,10 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
       continue;
     }
     dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-    *vm = (dt_vm){.nout = 1,
-                  .nins = 1,
-                  .nreg = 1,
-                  .f64 = g->val.p[v].t.dtype == DT_F64 || !dt_is_float(g->val.p[v].t.dtype),
-                  .space = g->val.p[v].t};
+    *vm = (dt_vm){
+        .nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(g->val.p[v].t.dtype), .space = g->val.p[v].t};
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = (dt_vmi){DT_EW_full, 0, -1, -1, -1, {n->a.full.value, 0}};
+    vm->ins[0] = constant_of(n, 0);
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;

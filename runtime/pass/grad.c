@@ -32,7 +32,7 @@ static void mark(back *b) {
   }
   for (int i = 0; i < g->node.n; i++) {
     const dt_node *n = &g->node.p[i];
-    if (!strcmp(dt_op(n->op)->grad_name, "grad_zero")) continue; /* derivative zero everywhere: nothing passes */
+    if (dt_op_flat(n->op)) continue; /* derivative zero everywhere: nothing passes */
     bool any = false;
     for (int k = 0; k < n->nin; k++) any |= b->needs[n->in[k]];
     for (int o = 0; any && o < n->nout; o++) b->needs[n->out[o]] = dt_is_float(dt_type_of(g, n->out[o])->dtype);
@@ -98,13 +98,15 @@ static dt_val seed(back *b) {
   int dtype = dt_type_of(g, g->loss)->dtype;
   if (g->plain_grad) return dt_build_scalar(&b->build, 1, dtype);
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
-  dt_hyper h = {.name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_build_leaf(&b->build, DT_OP_hyper, &f64, "seed_scale")};
+  dt_hyper h = {
+      .name = "seed_scale", .kind = DT_HY_SEED_SCALE, .val = dt_build_leaf(&b->build, DT_OP_hyper, &f64, "seed_scale")};
   dt_vec_push(&g->hyper, h);
   b->build.at.phase = DT_FWD; /* what a step reports is known after forward */
   dt_val count = count_f64(b);
   dt_val sum = dt_build2(&b->build, DT_OP_mul, dt_build_cast(&b->build, g->loss, DT_F64), count);
   int64_t one = 1;
-  g->stats = dt_build2(&b->build, DT_OP_concat, dt_build_reshape(&b->build, sum, 1, &one), dt_build_reshape(&b->build, count, 1, &one));
+  g->stats = dt_build2(&b->build, DT_OP_concat, dt_build_reshape(&b->build, sum, 1, &one),
+                       dt_build_reshape(&b->build, count, 1, &one));
   b->build.at.phase = DT_BWD;
   return dt_build_cast(&b->build, dt_build2(&b->build, DT_OP_mul, count, h.val), dtype);
 }
@@ -119,7 +121,7 @@ static void accumulate(back *b) {
     b->build.at.file = g->param.p[i].file, b->build.at.line = g->param.p[i].line;
     dt_val v = dt_build_op(&b->build, DT_OP_accum_grad, b->part[i].p, b->part[i].n, NULL);
     for (int a = 0; a < g->mesh.naxes; a++) {
-      if (g->mesh.role[a] == DT_AXIS_SAMPLES || g->param.p[i].partial >> a & 1) g->val.p[v].place[a].kind = DT_P;
+      if (g->mesh.role[a] == DT_AXIS_SAMPLES || g->param.p[i].placed.partial >> a & 1) g->val.p[v].place[a].kind = DT_P;
       else g->val.p[v].place[a] = g->val.p[g->param.p[i].val].place[a];
     }
     g->param.p[i].grad = v;

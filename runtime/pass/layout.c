@@ -112,10 +112,11 @@ static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, in
   dt_keeping keep = {0};
   if (s->verbs.keep && !g->plain_grad) DT_TRY(s->verbs.keep(s->verbs.ctx, g, i, &keep, e));
   bool wgt, both;
-  class c = {.chunk = dt_chunk_of(g, p, &wgt, &both), .axes = p->partial | dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)};
+  class c = {.chunk = dt_chunk_of(g, p, &wgt, &both),
+             .axes = p->placed.partial | dt_mesh_axes(&g->mesh, DT_AXIS_SAMPLES)};
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] == 1) c.axes &= ~(1 << a), keep.states &= ~(1 << a);
-  c.stages = p->copied ? p->stages : 0;
+  c.stages = p->staged.copied ? p->staged.stages : 0;
   c.wgt = wgt && g->split, c.shared = keep.states, c.each = keep.each;
   c.keep = c.shared ? keep_of(s, p, &keep, read) : DT_KEEP_WHOLE;
   if (g->chunks && (c.chunk == DT_CHUNK_SHARED || (both && g->split)))
@@ -126,13 +127,13 @@ static dt_status look(dt_graph *g, const dt_spec *s, int i, const bool *read, in
                 .ready = INT32_MAX,
                 .numel = dt_numel(t),
                 .bucket = -1,
-                .alone = (p->stages && !p->copied) || c.chunk == DT_CHUNK_SHARED};
+                .alone = (p->staged.stages && !p->staged.copied) || c.chunk == DT_CHUNK_SHARED};
   if (p->grad < 0) return DT_OK;
   const dt_node *a = dt_node_of(g, p->grad);
   out->ready = 0;
   for (int k = 0; k < a->nin; k++)
     if (g->val.p[a->in[k]].node > out->ready) out->ready = g->val.p[a->in[k]].node;
-  if (s->verbs.by_registration || p->copied) out->ready = i; /* ranks with copies must agree on the buckets */
+  if (s->verbs.by_registration || p->staged.copied) out->ready = i; /* ranks with copies must agree on the buckets */
   return DT_OK;
 }
 
@@ -288,37 +289,29 @@ int dt_layout_bucket_of(const dt_layout *l, int64_t at) {
   return lo < l->nbucket && l->bucket[lo].begin <= at ? lo : -1;
 }
 
-typedef struct named {
-  const char *name;
-  int k;
-} named;
-static int by_name(const void *a, const void *b) { return strcmp(((const named *)a)->name, ((const named *)b)->name); }
-
 dt_status dt_layout_make(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   if (s->layout) copy_of(s->layout, l);
   else DT_TRY(make(g, s, l, e));
-  named *list = dt_xalloc(sizeof *list * (size_t)(l->n + 1));
-  for (int k = 0; k < l->n; k++) list[k] = (named){l->name[k], k};
-  qsort(list, (size_t)l->n, sizeof *list, by_name);
+  dt_names list = {0};
+  for (int k = 0; k < l->n; k++) dt_names_add(&list, l->name[k]);
   dt_status st = DT_OK;
   for (int i = 0; i < g->param.n && !st; i++) {
     dt_param *p = &g->param.p[i];
-    const named want = {p->name, 0}, *found = bsearch(&want, list, (size_t)l->n, sizeof *list, by_name);
-    if (!found || !dt_type_eq(&l->type[found->k], &g->val.p[p->val].t)) {
+    const int k = dt_names_find(&list, p->name);
+    if (k < 0 || !dt_type_eq(&l->type[k], &g->val.p[p->val].t)) {
       st = dt_fail(e, DT_EUSER, NULL,
                    "parameter %s is not in the training plan, or has another shape there; the model must be the same "
                    "in training and evaluation",
                    p->name);
       break;
     }
-    p->flat = l->flat[found->k];
-    p->full = l->type[found->k];
-    if (!p->ncut) p->whole = p->full;
-    p->own = -1;
-    p->bucket = dt_layout_bucket_of(l, p->flat);
-    dt_layout_share(l, p->bucket, dt_layout_mine(g, s, l, p->bucket), p->flat, dt_numel(&p->full), &p->own_begin,
-                    &p->own_len);
+    p->stored.flat = l->flat[k];
+    p->stored.local = l->type[k];
+    p->stored.own = -1;
+    p->stored.bucket = dt_layout_bucket_of(l, p->stored.flat);
+    dt_layout_share(l, p->stored.bucket, dt_layout_mine(g, s, l, p->stored.bucket), p->stored.flat,
+                    dt_numel(&p->stored.local), &p->stored.begin, &p->stored.len);
   }
-  free(list);
+  dt_names_free(&list);
   return st;
 }

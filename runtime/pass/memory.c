@@ -173,7 +173,8 @@ static void place_persistent(const home *h, int64_t bytes[DT_NREG], life_list *w
       if (x->root != v || (h->from[v] < 0 && !leaf) || persistent(g, v) != leaf) continue;
       const dt_node *p = &g->node.p[x->node];
       int64_t size = up(dt_nbytes(&x->t));
-      bool crosses = h->to[v] > last_micro && h->from[v] <= last_micro; /* read by the update: at one place in all plans */
+      bool crosses = h->to[v] > last_micro &&
+                     h->from[v] <= last_micro; /* read by the update: at one place in all plans */
       bool stay = leaf || h->keep[v];
       if (x->region == DT_REG_COMM && !crosses && !stay) h->wire[v] = 1, x->region = 0;
       if (stay || x->region || p->phase == DT_PRE || crosses) {

@@ -56,8 +56,15 @@ static bool urgent(const dt_node *n) {
 }
 
 /* ---- what must run before what ---- */
+/* A point of the order between the views of a whole leaf, of which each must come before all writers of the leaf, and those writers: one edge to it
+ * from each view and one from it to each writer, where every pair would take their product. Numbered behind the nodes. */
+typedef struct gate {
+  dt_val root;
+  uint64_t when; /* of the writers behind it */
+} gate;
 typedef struct edges {
   DT_VEC(dt_nid) from, to;
+  DT_VEC(gate) gates; /* by root */
 } edges;
 static void add_edge(edges *d, dt_nid from, dt_nid to) {
   dt_vec_push(&d->from, from);
@@ -130,25 +137,56 @@ static bool is_old(const dt_graph *g, dt_val v) {
   return dt_op(p->op)->flags & OP_LEAF;
 }
 
+/* A gate for each leaf that has several writers and each time at which they write. first: [values + 1] the gates of root r are first[r] ..
+ * first[r + 1] - 1. */
+static int *make_gates(const dt_graph *g, edges *d, const writer *w, const int *span) {
+  int *first = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 2));
+  for (dt_val r = 0; r < g->val.n; r++) {
+    first[r] = d->gates.n;
+    for (int k = span[r]; k < span[r + 1] && span[r + 1] - span[r] > 1; k++) {
+      dt_nid by = g->val.p[w[k].val].node;
+      uint64_t t = when(g, &g->node.p[by]);
+      int i = first[r];
+      while (i < d->gates.n && d->gates.p[i].when != t) i++;
+      if (i == d->gates.n) dt_vec_push(&d->gates, ((gate){r, t}));
+      add_edge(d, g->node.n + i, by);
+    }
+  }
+  first[g->val.n] = d->gates.n;
+  return first;
+}
+
+/* Node i reads a leaf, or a part of it, as it was before what writes there. A view reads too, all of what it is a view of: with its readers' ranges alone,
+ * ranks' shares would order nodes differently. */
+static void before_its_writers(const dt_graph *g, edges *d, dt_nid i, dt_val v, const writer *w, const int *span,
+                               const int *first) {
+  const dt_node *x = &g->node.p[i];
+  const dt_value *u = &g->val.p[v];
+  dt_val r = u->root;
+  int64_t end = u->offset + 1;
+  for (int j = 0; j < u->t.nd; j++) end += (u->t.dim[j] - 1) * u->stride[j];
+  bool all = dt_op(x->op)->flags & OP_VIEW && first[r] < first[r + 1] && v == r;
+  for (int k = first[r]; k < first[r + 1] && all; k++)
+    if (when(g, x) <= d->gates.p[k].when) add_edge(d, i, g->node.n + k);
+  if (!all) before_writers(g, d, i, v, u->offset, end, w, span[r], span[r + 1]);
+}
+
 /* Producers come before users, and who reads a leaf's old value before those who write over it. Several nodes may write into one leaf, ranges of a flat
  * buffer: each waits for the readers of its own range only. */
 static void find_edges(const dt_graph *g, edges *d) {
   int *span = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
   writer *w = find_writers(g, span);
+  int *first = make_gates(g, d, w, span);
   for (dt_nid i = 0; i < g->node.n; i++) {
     const dt_node *x = &g->node.p[i];
     if (x->flags & DT_NODE_DEAD) continue;
-    for (int k = 0; k < x->nin; k++) add_edge(d, g->val.p[x->in[k]].node, i);
-    for (int k = 0; k < x->nin;
-         k++) { /* a view reads too: with its readers' ranges alone, ranks' shares would order nodes differently */
-      const dt_value *u = &g->val.p[x->in[k]];
-      if (span[u->root] == span[u->root + 1] || !is_old(g, x->in[k])) continue;
-      int64_t end = u->offset + 1;
-      for (int j = 0; j < u->t.nd; j++) end += (u->t.dim[j] - 1) * u->stride[j];
-      before_writers(g, d, i, x->in[k], u->offset, end, w, span[u->root], span[u->root + 1]);
+    for (int k = 0; k < x->nin; k++) {
+      dt_val r = g->val.p[x->in[k]].root;
+      add_edge(d, g->val.p[x->in[k]].node, i);
+      if (span[r] < span[r + 1] && is_old(g, x->in[k])) before_its_writers(g, d, i, x->in[k], w, span, first);
     }
   }
-  free(w), free(span);
+  free(w), free(span), free(first);
 }
 
 /* Behind fuse, programs are merged as far as a rank's shares allow: the collectives of the update keep the order that all ranks have. */
@@ -166,27 +204,30 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   edges d = {0};
   find_edges(g, &d);
   in_one_order(g, &d);
-  int *deg = dt_xalloc(sizeof(int) * (size_t)(n + 1)), *head = dt_xalloc(sizeof(int) * (size_t)(n + 2));
+  int all = n + d.gates.n; /* nodes and gates; a gate is passed as soon as nothing is left before it */
+  int *deg = dt_xalloc(sizeof(int) * (size_t)(all + 1)), *head = dt_xalloc(sizeof(int) * (size_t)(all + 2));
   for (int i = 0; i < d.from.n; i++) deg[d.to.p[i]]++, head[d.from.p[i] + 1]++;
-  for (int i = 0; i < n; i++) head[i + 1] += head[i];
+  for (int i = 0; i < all; i++) head[i + 1] += head[i];
   dt_nid *adj = dt_xalloc(sizeof(dt_nid) * (size_t)(d.from.n + 1));
-  int *fill = dt_xalloc(sizeof(int) * (size_t)(n + 1));
+  int *fill = dt_xalloc(sizeof(int) * (size_t)(all + 1));
   for (int i = 0; i < d.from.n; i++) adj[head[d.from.p[i]] + fill[d.from.p[i]]++] = d.to.p[i];
-  heap h = {dt_xalloc(sizeof(uint64_t) * (size_t)(n + 1)), dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1)), 0};
-  dt_nid *place = dt_xalloc(sizeof(dt_nid) * (size_t)(n + 1)); /* new id */
+  heap h = {dt_xalloc(sizeof(uint64_t) * (size_t)(all + 1)), dt_xalloc(sizeof(dt_nid) * (size_t)(all + 1)), 0};
+  dt_nid *place = dt_xalloc(sizeof(dt_nid) * (size_t)(all + 1)); /* new id */
   for (int i = 0; i < n; i++) place[i] = -1;
   DT_VEC(dt_node) sorted = {0};
   int living = 0;
-#define KEY(i) (when(g, &g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint64_t)(uint32_t)(i))
-  for (dt_nid i = 0; i < n; i++) {
-    if (g->node.p[i].flags & DT_NODE_DEAD) continue;
-    living++;
+#define KEY(i) ((i) >= n ? 0 : when(g, &g->node.p[i]) << 40 | (uint64_t)!urgent(&g->node.p[i]) << 36 | (uint32_t)(i))
+  for (dt_nid i = 0; i < all; i++) {
+    if (i < n && g->node.p[i].flags & DT_NODE_DEAD) continue;
+    living += i < n;
     if (!deg[i]) heap_push(&h, KEY(i), i);
   }
   while (h.n) {
     dt_nid i = heap_pop(&h);
-    place[i] = sorted.n;
-    dt_vec_push(&sorted, g->node.p[i]);
+    if (i < n) {
+      place[i] = sorted.n;
+      dt_vec_push(&sorted, g->node.p[i]);
+    }
     for (int k = head[i]; k < head[i + 1]; k++)
       if (!--deg[adj[k]]) heap_push(&h, KEY(adj[k]), adj[k]);
   }
@@ -204,6 +245,7 @@ dt_status dt_graph_sort(dt_graph *g, dt_err *e) {
   free(place);
   dt_vec_free(&d.from);
   dt_vec_free(&d.to);
+  dt_vec_free(&d.gates);
   free(deg), free(head), free(adj), free(fill), free(h.key), free(h.id);
   return st;
 }
@@ -363,7 +405,6 @@ dt_status dt_pass_order(dt_graph *g, const dt_spec *s, dt_err *e) {
   ahead_and_behind(g);
   for (dt_nid i = 0; i < g->node.n; i++) {
     dt_node *x = &g->node.p[i];
-    x->order = i;
     if (!(dt_op(x->op)->flags & OP_COMM)) continue;
     if (x->op == DT_OP_send || x->op == DT_OP_recv || !hidden(g, i)) x->flags |= DT_NODE_INLINE;
   }

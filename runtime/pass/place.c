@@ -283,7 +283,6 @@ dt_status dt_pass_place(dt_graph *g, const dt_spec *s, dt_err *e) {
   if (g->level != DT_TRACED) return dt_fail(e, DT_EBUG, NULL, "place: the graph is %s", dt_level_name[g->level]);
   placer p = {.b = dt_build_at(g, DT_FWD), .g = g, .s = s, .e = e, .nv = g->val.n};
   bool said = false; /* a script's own placements go, whatever the mesh */
-  for (int i = 0; i < g->param.n; i++) g->param.p[i].whole = *dt_type_of(g, g->param.p[i].val);
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->mesh.size[a] > 1 && g->mesh.role[a] == DT_AXIS_TENSORS) p.axis[p.naxes++] = a;
   for (dt_nid i = 0; i < g->node.n; i++) said |= g->node.p[i].op == DT_OP_place;

@@ -40,7 +40,7 @@ static dt_status cut(placer *p, const dt_param *q, int a, const dt_place *w, int
   if (w->segs) c->segs = p->g->segs.p[w->segs - 1];
   for (int k = 0; k < c->segs.n; k++) {
     int64_t size = c->segs.size[k], all = n * outer;
-    if (size % all == 0 || (!w->segs && q->padded)) continue;
+    if (size % all == 0 || (!w->segs && q->placed.padded)) continue;
     return dt_fail(
         p->e, DT_EUSER, where,
         "parameter %s: dim %d has %lld%s, which do not divide among the %lld ranks of axis \"%s\"%s; %lld or %lld "
@@ -62,10 +62,10 @@ dt_status dt_place_params(placer *p, dt_nid n0) {
       const dt_place *w = &v->place[p->axis[k]];
       int64_t outer = 1;
       if (w->kind != DT_S) continue;
-      for (int o = 0; o < q->ncut; o++)
-        if (q->cut[o].dim == w->dim) outer *= dt_place_ranks(p, q->cut[o].axis);
-      DT_TRY(cut(p, q, p->axis[k], w, outer, &q->cut[q->ncut]));
-      q->ncut++;
+      for (int o = 0; o < q->placed.ncut; o++)
+        if (q->placed.cut[o].dim == w->dim) outer *= dt_place_ranks(p, q->placed.cut[o].axis);
+      DT_TRY(cut(p, q, p->axis[k], w, outer, &q->placed.cut[q->placed.ncut]));
+      q->placed.ncut++;
       dt_place_cut(p, &v->t, p->axis[k], w);
     }
     dt_view_derive(g, v->node);
@@ -96,7 +96,7 @@ void dt_place_settle(placer *p) {
       *left = dt_xalloc(sizeof *left * (size_t)(g->val.n + 1)); /* axes that the enters of a value leave */
   for (int i = 0; i < g->param.n; i++) {
     dt_param *q = &g->param.p[i];
-    if (all[q->val] > 0) q->partial = left[q->val] = all[q->val];
+    if (all[q->val] > 0) q->placed.partial = left[q->val] = all[q->val];
   }
   for (int i = 0; i < p->gathers.n; i++) {
     const dt_gather *x = &p->gathers.p[i];

@@ -57,9 +57,22 @@ static dt_val lower_leaf(lowering *w, dt_val v) {
   return w->now[v];
 }
 
+/* The values that are read as statistics, as they are or through views: [values], to be freed. */
+static bool *statistics(const dt_graph *g, int count) {
+  bool *is = dt_xalloc((size_t)g->val.n + 1);
+  for (dt_nid i = count - 1; i >= 0; i--) {
+    const dt_node *n = &g->node.p[i];
+    bool view = false;
+    for (int o = 0; o < n->nout; o++) view |= dt_op(n->op)->flags & OP_VIEW && is[n->out[o]];
+    for (int k = 0; k < n->nin; k++) is[n->in[k]] |= view || takes_statistics(n, k);
+  }
+  return is;
+}
+
 /* The nodes of microbatches read casts of f32 leaves: parameters, inputs, and buffers that are no statistics. */
 static void lower_leaves(lowering *w, int count) {
   dt_graph *g = w->g;
+  bool *statistic = statistics(g, count);
   for (dt_nid i = 0; i < count && is16(w->low); i++) {
     const dt_node n = g->node.p[i]; /* a copy: casts move the list; n.in stays where it is */
     if (!micro_phase(n.phase) || dt_op(n.op)->flags & OP_LEAF || n.op == DT_OP_assign) continue;
@@ -69,10 +82,11 @@ static void lower_leaves(lowering *w, int count) {
       const dt_type *t = dt_type_of(g, n.in[k]);
       int leaf = dt_node_of(g, n.in[k])->op;
       if (t->dtype != DT_F32 || t->nd == 0) continue;
-      if (leaf == DT_OP_param || leaf == DT_OP_input || (leaf == DT_OP_buffer && !takes_statistics(&n, k)))
+      if (leaf == DT_OP_param || leaf == DT_OP_input || (leaf == DT_OP_buffer && !statistic[n.in[k]]))
         n.in[k] = lower_leaf(w, n.in[k]);
     }
   }
+  free(statistic);
 }
 
 /* Lists the nodes anew in w->all. */

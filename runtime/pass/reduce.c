@@ -37,12 +37,12 @@ static void shard_parameters(work *w) {
   for (int i = 0; i < w->np; i++) {
     dt_param *p = &g->param.p[i];
     w->whole[i] = p->val;
-    if (p->bucket < 0 || w->l->bucket[p->bucket].shares == 1) continue;
-    dt_type t = dt_type_make(p->full.dtype, 1, &p->own_len);
+    if (p->stored.bucket < 0 || w->l->bucket[p->stored.bucket].shares == 1) continue;
+    dt_type t = dt_type_make(p->stored.local.dtype, 1, &p->stored.len);
     dt_build b = dt_reduce_at(g, DT_PRE, p);
-    dt_val own = p->own = dt_build_leaf(&b, DT_OP_param, &t, p->name);
+    dt_val own = p->stored.own = dt_build_leaf(&b, DT_OP_param, &t, p->name);
     dt_node_of(g, own)->flags |= DT_NODE_OWN;
-    if (w->l->bucket[p->bucket].keep != DT_KEEP_WHOLE) p->val = own;
+    if (w->l->bucket[p->stored.bucket].keep != DT_KEEP_WHOLE) p->val = own;
   }
 }
 
@@ -50,9 +50,14 @@ static void shard_parameters(work *w) {
 static dt_val without_gaps(const work *w, dt_build *at, int b, dt_val v) {
   const dt_layout_bucket *k = &w->l->bucket[b];
   DT_VEC(dt_val) part = {0};
-  for (int i = 0; i < w->l->n; i++) { /* in flat order */
+  int i = 0; /* the first parameter of the bucket: they lie in flat order */
+  for (int hi = w->l->n; i < hi;) {
+    int mid = (i + hi) / 2;
+    if (w->l->flat[mid] < k->begin) i = mid + 1;
+    else hi = mid;
+  }
+  for (; i < w->l->n && w->l->flat[i] < k->end; i++) {
     int64_t from = w->l->flat[i], n = dt_numel(&w->l->type[i]), next = i + 1 < w->l->n ? w->l->flat[i + 1] : k->end;
-    if (from < k->begin || from >= k->end) continue;
     if (next > k->end) next = k->end;
     dt_vec_push(&part, dt_build_slice(at, v, 0, from - k->begin, from - k->begin + n));
     int64_t gap = next - from - n;
@@ -136,14 +141,16 @@ static dt_build time_of(const work *w, int b) {
   dt_graph *g = w->g;
   int chunk = -1;
   bool wgt = false;
-  for (int i = 0; i < w->np; i++) {
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++) {
+    const dt_param *p = &g->param.p[w->member[m]];
     bool one, both;
-    if (g->param.p[i].grad < 0 || g->param.p[i].bucket != b) continue;
-    chunk = dt_chunk_of(g, &g->param.p[i], &one, &both);
+    if (p->grad < 0) continue;
+    chunk = dt_chunk_of(g, p, &one, &both);
     wgt |= one && g->split;
   }
   dt_build at = dt_build_at(g, chunk == DT_CHUNK_SHARED ? DT_UPD : wgt ? DT_WGT : DT_BWD);
   at.at.chunk = (int16_t)(chunk < 0 || !g->chunks ? -1 : chunk);
+  at.at.bucket = b;
   return at;
 }
 
@@ -166,8 +173,8 @@ static dt_status reduce_bucket(work *w, int b, dt_err *e) {
   dt_graph *g = w->g;
   const dt_layout_bucket *k = &w->l->bucket[b];
   DT_VEC(dt_val) in = {0};
-  for (int i = 0; i < w->np; i++)
-    if (g->param.p[i].grad >= 0 && g->param.p[i].bucket == b) dt_vec_push(&in, g->param.p[i].grad);
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++)
+    if (g->param.p[w->member[m]].grad >= 0) dt_vec_push(&in, g->param.p[w->member[m]].grad);
   if (!in.n) return DT_OK;
   dt_nid first = g->node.n;
   dt_build at = time_of(w, b);
@@ -195,19 +202,19 @@ static void tie_stages(work *w) {
   bool *tied = dt_xalloc((size_t)w->l->nbucket + 1);
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &g->param.p[i];
-    if (!p->stages || p->grad < 0 || w->flat[p->bucket] < 0 || tied[p->bucket]) continue;
-    tied[p->bucket] = true;
+    if (!p->staged.stages || p->grad < 0 || w->flat[p->stored.bucket] < 0 || tied[p->stored.bucket]) continue;
+    tied[p->stored.bucket] = true;
     dt_build at = dt_reduce_at(g, DT_UPD, p);
     const char *why =
-        p->copied
+        p->staged.copied
             ? dt_arena_printf(
                   &g->mem, "%s and the rest of its bucket lie on several ranks: their gradients are added up", p->name)
             : dt_arena_printf(&g->mem, "%s is used by several stages: its gradient is the sum of theirs", p->name);
-    const dt_group stages = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->stages};
-    dt_val v = w->flat[p->bucket],
+    const dt_group stages = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->staged.stages};
+    dt_val v = w->flat[p->stored.bucket],
            r = dt_build_comm(&at, DT_OP_all_reduce, v, (dt_comm_args){.group = stages, .red = DT_RED_SUM}, why);
     dt_edit_alias(g, r, v, 0);
-    w->flat[p->bucket] = r;
+    w->flat[p->stored.bucket] = r;
   }
   free(tied);
 }
@@ -220,16 +227,18 @@ static void offer_bucket(work *w, int b) {
   if (v < 0) return;
   dt_vec_push(&g->bucket, ((dt_bucket){b, k->begin, k->end, v}));
 
-  for (int i = 0; i < w->np; i++) {
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++) {
+    int i = w->member[m];
     const dt_param *p = &g->param.p[i];
-    if (p->grad < 0 || p->bucket != b) continue;
-    const dt_type t = p->full;
-    bool own = p->own >= 0;
-    int64_t at = own ? p->flat + p->own_begin - k->begin - dt_reduce_share_at(w, b) : p->flat - k->begin;
-    if (!p->own_len) at = 0;
+    if (p->grad < 0) continue;
+    const dt_type t = p->stored.local;
+    bool own = p->stored.own >= 0;
+    int64_t at = own ? p->stored.flat + p->stored.begin - k->begin - dt_reduce_share_at(w, b)
+                     : p->stored.flat - k->begin;
+    if (!p->stored.len) at = 0;
     dt_build to = dt_reduce_at(g, DT_UPD, p);
     dt_nid from = g->node.n;
-    dt_val r = w->piece[i] = dt_build_slice(&to, v, 0, at, at + p->own_len);
+    dt_val r = w->piece[i] = dt_build_slice(&to, v, 0, at, at + p->stored.len);
     if (!own) r = dt_build_reshape(&to, r, t.nd, t.dim);
     w->grad[i] = dt_build_cast(&to, r, t.dtype);
     if (own) dt_reduce_flags(g, from, DT_NODE_OWN);
@@ -239,7 +248,7 @@ static void offer_bucket(work *w, int b) {
 /* Axes on which ranks hold different elements of a parameter's reduced gradient, the pipeline apart. */
 static int spread_of(const work *w, int i) {
   const dt_param *p = &w->g->param.p[i];
-  int axes = p->bucket >= 0 ? w->l->bucket[p->bucket].shared : 0;
+  int axes = p->stored.bucket >= 0 ? w->l->bucket[p->stored.bucket].shared : 0;
   for (int a = 0; a < w->g->mesh.naxes; a++)
     if (w->g->val.p[w->whole[i]].place[a].kind == DT_S) axes |= 1 << a;
   return axes;
@@ -291,17 +300,17 @@ static void rewrite_norm(work *w) {
       const dt_layout_bucket *kb = &w->l->bucket[g->bucket.p[b].number];
       /* the whole range, where what lies between parameters is zero */
       bool all = !kb->each && !(w->s->verbs.reduce && kb->axes & w->samples);
-      for (int k = 0; k < w->np; k++)
-        if (g->param.p[k].grad >= 0 && g->param.p[k].bucket == g->bucket.p[b].number)
-          all &= spread_of(w, k) == axes && g->param.p[k].counted;
+      const int *m = &w->member[w->begin[g->bucket.p[b].number]],
+                *end = &w->member[w->begin[g->bucket.p[b].number + 1]];
+      for (const int *k = m; k < end; k++)
+        if (g->param.p[*k].grad >= 0) all &= spread_of(w, *k) == axes && g->param.p[*k].staged.counted;
       if (all) {
         dt_vec_push(&in, g->bucket.p[b].flat);
         continue;
       }
-      for (int k = 0; k < w->np; k++) {
-        const dt_param *p = &g->param.p[k];
-        if (p->grad >= 0 && p->bucket == g->bucket.p[b].number && spread_of(w, k) == axes && p->counted)
-          dt_vec_push(&in, w->piece[k]);
+      for (const int *k = m; k < end; k++) {
+        const dt_param *p = &g->param.p[*k];
+        if (p->grad >= 0 && spread_of(w, *k) == axes && p->staged.counted) dt_vec_push(&in, w->piece[*k]);
       }
     }
     dt_val s = sum_of_squares(w, &to, in.p, in.n);
@@ -362,6 +371,21 @@ static void bury(work *w) {
   free(used);
 }
 
+static void list_members(work *w) {
+  const dt_graph *g = w->g;
+  w->member = dt_xalloc(sizeof(int) * (size_t)(w->np + 1));
+  w->begin = dt_xalloc(sizeof(int) * (size_t)(w->l->nbucket + 2));
+  int *end = w->begin + 1; /* counts, then where the next member goes, and so the beginning of the next bucket */
+  for (int i = 0; i < w->np; i++)
+    if (g->param.p[i].stored.bucket >= 0) end[g->param.p[i].stored.bucket]++;
+  for (int b = 0, at = 0; b < w->l->nbucket; b++) {
+    int n = end[b];
+    end[b] = at, at += n;
+  }
+  for (int i = 0; i < w->np; i++)
+    if (g->param.p[i].stored.bucket >= 0) w->member[end[g->param.p[i].stored.bucket]++] = i;
+}
+
 dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e) {
   DT_TRY(dt_layout_make(g, s, l, e));
   work w = {.g = g, .s = s, .l = l, .np = g->param.n, .nv = g->val.n, .nn = g->node.n};
@@ -375,6 +399,7 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
   w.flat = dt_xalloc(sizeof(dt_val) * (size_t)(l->nbucket + 1));
   for (int b = 0; b < l->nbucket; b++) w.flat[b] = -1;
   for (int i = 0; i < w.np; i++) w.grad[i] = w.piece[i] = -1;
+  list_members(&w);
   shard_parameters(&w);
   bool grads = false;
   for (int i = 0; i < w.np; i++) grads |= g->param.p[i].grad >= 0;
@@ -394,12 +419,12 @@ dt_status dt_pass_reduce(dt_graph *g, const dt_spec *s, dt_layout *l, dt_err *e)
     bury(&w);
     settle(&w);
   }
-  free(w.whole), free(w.grad), free(w.piece), free(w.gone), free(w.flat);
+  free(w.whole), free(w.grad), free(w.piece), free(w.gone), free(w.flat), free(w.member), free(w.begin);
   DT_TRY(st);
   DT_TRY(dt_graph_sort(g, e));
   for (dt_nid i = 0; i < g->node.n; i++)
     if (dt_op(g->node.p[i].op)->flags & OP_VIEW) dt_view_derive(g, i);
-  g->level = DT_REDUCED; /* compaction knows `own` from here on */
+  g->level = DT_REDUCED;
   dt_graph_compact(g);
   return DT_OK;
 }

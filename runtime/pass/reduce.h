@@ -19,6 +19,9 @@ typedef struct work {
   dt_val *piece; /* [np] the same before the cast, as a vector */
   dt_val *flat;  /* [buckets] reduced; -1: nothing */
   bool *gone;    /* [nv] values that shares replace */
+  int *
+      member; /* [np] the parameters by bucket, in their order: bucket b's are member[begin[b]] .. member[begin[b + 1] - 1] */
+  int *begin; /* [buckets + 1] */
 } work;
 
 dt_build dt_reduce_at(dt_graph *g, dt_phase phase, const dt_param *p); /* new nodes bear the parameter's line */

@@ -28,17 +28,15 @@ static bool is_gather_of(const dt_graph *g, dt_val whole, dt_val share) {
 
 /* A parameter in its own shape, out of its bucket. */
 static dt_val part_of(const work *w, dt_build *at, const dt_param *p, dt_val bucket) {
-  const dt_type full = p->full;
-  int64_t begin = p->flat - w->l->bucket[p->bucket].begin;
+  const dt_type full = p->stored.local;
+  int64_t begin = p->stored.flat - w->l->bucket[p->stored.bucket].begin;
   return dt_build_reshape(at, dt_build_slice(at, bucket, 0, begin, begin + dt_numel(&full)), full.nd, full.dim);
 }
 
 /* What the verb made of a bucket's shares becomes its parameters. */
 static void take_over(const work *w, dt_build *at, int b, dt_val whole) {
-  for (int i = 0; i < w->np; i++) {
-    const dt_param *p = &w->g->param.p[i];
-    if (p->bucket == b) dt_build2(at, DT_OP_assign, w->whole[i], part_of(w, at, p, whole));
-  }
+  for (int m = w->begin[b]; m < w->begin[b + 1]; m++)
+    dt_build2(at, DT_OP_assign, w->whole[w->member[m]], part_of(w, at, &w->g->param.p[w->member[m]], whole));
 }
 
 dt_status dt_reduce_publish(work *w, dt_err *e) {
@@ -47,7 +45,7 @@ dt_status dt_reduce_publish(work *w, dt_err *e) {
   int *bucket = dt_xalloc(sizeof(int) * (size_t)g->val.n); /* of the parameter whose share a value is; -1 */
   for (int v = 0; v < g->val.n; v++) bucket[v] = -1;
   for (int p = 0; p < w->np; p++)
-    if (g->param.p[p].own >= 0) bucket[g->param.p[p].own] = g->param.p[p].bucket;
+    if (g->param.p[p].stored.own >= 0) bucket[g->param.p[p].stored.own] = g->param.p[p].stored.bucket;
   DT_VEC(dt_val) *in = dt_xalloc(sizeof *in * (size_t)w->l->nbucket);
   for (dt_nid i = 0; i < w->nn; i++) {
     const dt_node *n = &g->node.p[i];
@@ -59,6 +57,7 @@ dt_status dt_reduce_publish(work *w, dt_err *e) {
     const dt_layout_bucket *k = &w->l->bucket[b];
     if (k->keep == DT_KEEP_WHOLE && in[b].n && !st) {
       dt_build at = dt_build_at(g, DT_UPD);
+      at.at.bucket = b;
       int64_t begin = k->begin + dt_reduce_share_at(w, b), end = begin + dt_layout_share_len(w->l, b);
       dt_val whole,
           v = dt_build_op(&at, DT_OP_pack, in[b].p, in[b].n, &(dt_attrs){.pack = {.begin = begin, .end = end}});
@@ -126,6 +125,7 @@ static dt_status gathered(gathering *h, int b, int low_dtype, const dt_node *use
   dt_val v = share_of(h, b, low_dtype);
   q->part[d] = part;
   dt_build at = dt_build_at(g, step ? DT_PRE : (dt_phase)user->phase);
+  at.at.bucket = b;
   if (!step) at.at.chunk = user->chunk;
   const char *why = step ? dt_arena_printf(&g->mem, "parameters of bucket %d: shares become the step's 16-bit copy", b)
                          : dt_arena_printf(&g->mem, "parameters of bucket %d: whole for their use in %s", b,
@@ -145,7 +145,7 @@ static void find_kept(gathering *h) {
   for (int v = 0; v < w->nv; v++) h->of[v] = h->stand[v] = h->from[v] = -1;
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &w->g->param.p[i];
-    if (p->bucket < 0 || w->l->bucket[p->bucket].keep == DT_KEEP_WHOLE) continue;
+    if (p->stored.bucket < 0 || w->l->bucket[p->stored.bucket].keep == DT_KEEP_WHOLE) continue;
     h->of[w->whole[i]] = i, w->gone[w->whole[i]] = true;
     if (p->compute < 0) continue;
     h->of[p->compute] = i, h->low[p->compute] = dt_type_of(w->g, p->compute)->dtype;
@@ -198,7 +198,7 @@ static dt_status read_gathered(gathering *h, dt_nid i, dt_err *e) {
   for (int k = 0; k < n.nin; k++) {
     dt_val v = n.in[k], r;
     if (v >= w->nv || h->of[v] < 0) continue;
-    DT_TRY(gathered(h, g->param.p[h->of[v]].bucket, h->low[v], &n, &r, e));
+    DT_TRY(gathered(h, g->param.p[h->of[v]].stored.bucket, h->low[v], &n, &r, e));
     DT_TRY(stand_in(h, v, r, &n, e));
     n.in[k] = h->stand[v];
   }
@@ -219,7 +219,7 @@ dt_status dt_reduce_gathers(work *w, dt_err *e) {
   for (dt_nid i = 0; i < w->nn && !st; i++) st = read_gathered(&h, i, e);
   for (int i = 0; i < w->np; i++) { /* no copy of the whole in 16 bits is kept */
     dt_param *p = &w->g->param.p[i];
-    if (p->bucket >= 0 && w->l->bucket[p->bucket].keep != DT_KEEP_WHOLE) p->compute = -1;
+    if (p->stored.bucket >= 0 && w->l->bucket[p->stored.bucket].keep != DT_KEEP_WHOLE) p->compute = -1;
   }
   free(h.src), free(h.of), free(h.low), free(h.stand), free(h.from);
   return st;

@@ -42,7 +42,7 @@ static dt_status refuse(const shard *h, const dt_node *n, int param, const dt_cu
 static dt_val small_like(shard *h, dt_build *b, dt_val v, int64_t len) {
   dt_graph *g = h->w->g;
   const dt_node n = *dt_node_of(g, v);
-  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value, dt_type_of(g, v)->dtype, 1, &len);
+  if (n.op == DT_OP_full) return dt_build_full(b, n.a.full.value.f, dt_type_of(g, v)->dtype, 1, &len);
   if (n.op == DT_OP_broadcast_to && dt_numel(dt_type_of(g, n.in[0])) == 1) {
     dt_val s = dt_build_reshape(b, n.in[0], 0, NULL);
     return dt_build_op(b, DT_OP_broadcast_to, &s, 1, &(dt_attrs){.broadcast_to = {{1, {len}}}});
@@ -62,13 +62,13 @@ static bool elementwise(const dt_node *n) {
 static const dt_cut *against(const shard *h, const dt_node *n, const dt_param *p) {
   const dt_type *in = dt_type_of(h->w->g, n->in[0]), *out = dt_type_of(h->w->g, n->out[0]);
   if (elementwise(n) || n->op == DT_OP_copy || (dt_numel(in) == 1 && dt_numel(out) == 1)) return NULL;
-  if (n->op == DT_OP_broadcast_to) return same_shape(out, &p->full) ? NULL : p->cut;
+  if (n->op == DT_OP_broadcast_to) return same_shape(out, &p->stored.local) ? NULL : p->placed.cut;
   bool reduces = n->op == DT_OP_sum || n->op == DT_OP_mean || n->op == DT_OP_norm || n->op == DT_OP_max ||
                  n->op == DT_OP_min;
-  if (!reduces || !n->a.sum.dims.n || !same_shape(in, &p->full)) return p->cut;
+  if (!reduces || !n->a.sum.dims.n || !same_shape(in, &p->stored.local)) return p->placed.cut;
   for (int i = 0; i < n->a.sum.dims.n; i++)
-    for (int k = 0; k < p->ncut; k++)
-      if (n->a.sum.dims.v[i] == p->cut[k].dim) return &p->cut[k];
+    for (int k = 0; k < p->placed.ncut; k++)
+      if (n->a.sum.dims.v[i] == p->placed.cut[k].dim) return &p->placed.cut[k];
   return NULL;
 }
 
@@ -86,14 +86,14 @@ static int dtype_on(const dt_graph *g, dt_nid i) {
 
 static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
   dt_graph *g = h->w->g;
-  const dt_type full = g->param.p[param].full;
-  int64_t len = g->param.p[param].own_len;
+  const dt_type full = g->param.p[param].stored.local;
+  int64_t len = g->param.p[param].stored.len;
   const dt_node n = g->node.p[i];
   const dt_type out = *dt_type_of(g, n.out[0]);
-  bool whole = g->param.p[param].own >= 0;
+  bool whole = g->param.p[param].stored.own >= 0;
   dt_build b = {.g = g, .at = dt_cursor_of(&n)};
   dt_nid from = g->node.n;
-  int axes = whole ? h->w->l->bucket[g->param.p[param].bucket].shared : 0;
+  int axes = whole ? h->w->l->bucket[g->param.p[param].stored.bucket].shared : 0;
   for (int a = 0; a < g->mesh.naxes; a++)
     if (g->val.p[h->w->whole[param]].place[a].kind == DT_S) axes |= 1 << a;
   if (axes && !out.nd && (n.op == DT_OP_norm || n.op == DT_OP_sum || n.op == DT_OP_mean)) {
@@ -104,8 +104,7 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
           dt_op(n.op)->name, g->param.p[param].name);
     dt_val x = h->now[n.in[0]], p;
     int64_t one = 1;
-    p = n.op == DT_OP_norm ? dt_build1(&b, DT_OP_sum_squares, x)
-                           : dt_build_reduce(&b, DT_OP_sum, x, 0, NULL, false);
+    p = n.op == DT_OP_norm ? dt_build1(&b, DT_OP_sum_squares, x) : dt_build_reduce(&b, DT_OP_sum, x, 0, NULL, false);
     p = dt_build_reshape(&b, dt_build_cast(&b, p, DT_F32), 1, &one);
     dt_reduce_flags(g, from, DT_NODE_OWN);
     dt_vec_push(&h->totals, ((total){i, p, axes}));
@@ -147,6 +146,8 @@ static dt_status on_share(shard *h, dt_nid i, int param, dt_err *e) {
 static void finish(shard *h) {
   dt_graph *g = h->w->g;
   dt_build at = dt_build_at(g, DT_UPD);
+  dt_val *instead = dt_xalloc(sizeof *instead * (size_t)h->w->nv); /* of a reduction's result */
+  for (int v = 0; v < h->w->nv; v++) instead[v] = -1;
   for (int a = 0; a < h->totals.n; a++) {
     int axes = h->totals.p[a].axes, n = 0;
     if (!axes) continue;
@@ -168,13 +169,12 @@ static void finish(shard *h) {
         double count = (double)dt_numel(&g->param.p[h->of[r.in[0]]].whole); /* without padding, which is zero */
         v = dt_build2(&at, DT_OP_mul, v, dt_build_scalar(&at, 1 / count, DT_F32));
       }
-      v = dt_build_cast(&at, v, dt_type_of(g, r.out[0])->dtype);
-      for (dt_nid j = 0; j < h->w->nn; j++)
-        for (int k = 0; k < g->node.p[j].nin; k++)
-          if (g->node.p[j].in[k] == r.out[0]) g->node.p[j].in[k] = v;
+      instead[r.out[0]] = dt_build_cast(&at, v, dt_type_of(g, r.out[0])->dtype);
       g->node.p[i].flags |= DT_NODE_DEAD;
     }
   }
+  dt_edit_replace(g, 0, h->w->nn, instead, h->w->nv);
+  free(instead);
 }
 
 dt_status dt_reduce_shard(work *w, dt_err *e) {
@@ -186,15 +186,15 @@ dt_status dt_reduce_shard(work *w, dt_err *e) {
   for (int i = 0; i < w->np; i++) {
     const dt_param *p = &g->param.p[i];
     if (p->grad >= 0) h.of[p->grad] = i, h.now[p->grad] = w->grad[i];
-    h.of[w->whole[i]] = i, h.now[w->whole[i]] = p->own >= 0 ? p->own : w->whole[i];
+    h.of[w->whole[i]] = i, h.now[w->whole[i]] = p->stored.own >= 0 ? p->stored.own : w->whole[i];
     for (int k = 0; k < p->nstate; k++) {
-      dt_value *x = &g->val.p[p->state[k]];
-      if (p->own >= 0) {
-        x->t = dt_type_make(x->t.dtype, 1, &p->own_len);
+      dt_value *x = &g->val.p[p->state[k].val];
+      if (p->stored.own >= 0) {
+        x->t = dt_type_make(x->t.dtype, 1, &p->stored.len);
         x->stride[0] = 1;
         g->node.p[x->node].flags |= DT_NODE_OWN;
       }
-      h.of[p->state[k]] = i, h.now[p->state[k]] = p->state[k];
+      h.of[p->state[k].val] = i, h.now[p->state[k].val] = p->state[k].val;
     }
   }
   dt_status st = DT_OK;

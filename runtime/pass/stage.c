@@ -96,22 +96,22 @@ static void tell(dt_cutter *c) {
   dt_str_free(&text);
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
-    dt_held h = {p->name, p->ncut ? p->whole : g->val.p[p->val].t, __builtin_ctzll(c->uses[i]),
-                 p->trainable && p->grad < 0 && c->s->train, p->grad >= 0};
+    dt_held h = {p->name, p->whole, __builtin_ctzll(c->uses[i]), p->trainable && p->grad < 0 && c->s->train,
+                 p->grad >= 0};
     dt_vec_push(&g->held, h);
   }
   for (int i = 0; i < g->buf.n; i++) {
     if (!c->reads[i]) continue;
-    dt_held h = {dt_arena_printf(&g->mem, "buffer:%s", g->buf.p[i].name), g->val.p[g->buf.p[i].val].t,
+    dt_held h = {dt_name_make(&g->mem, DT_NAMED_BUFFER, g->buf.p[i].name, NULL), g->val.p[g->buf.p[i].val].t,
                  __builtin_ctzll(c->reads[i]), false, false};
     dt_vec_push(&g->held, h);
   }
   for (int i = 0; i < g->param.n; i++)
     for (int k = 0; k < g->param.p[i].nstate; k++) {
       const dt_param *p = &g->param.p[i];
-      dt_type t = p->ncut ? p->whole : g->val.p[p->state[k]].t;
-      t.dtype = g->val.p[p->state[k]].t.dtype;
-      dt_held h = {dt_arena_printf(&g->mem, "state:%s:%s", p->name, p->state_name[k]), t, __builtin_ctzll(c->uses[i]),
+      dt_type t = p->whole;
+      t.dtype = g->val.p[p->state[k].val].t.dtype;
+      dt_held h = {dt_name_make(&g->mem, DT_NAMED_STATE, p->name, p->state[k].name), t, __builtin_ctzll(c->uses[i]),
                    false, false};
       dt_vec_push(&g->held, h);
     }

@@ -31,7 +31,7 @@ static dt_nid take(builder *b, dt_nid i, int chunk, const dt_val *in, int nin) {
   dt_node n = b->node.p[i];
   dt_val *list = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(nin + 1));
   if (nin) memcpy(list, in, sizeof(dt_val) * (size_t)nin);
-  n.in = list, n.nin = (int16_t)nin;
+  n.in = list, n.nin = nin;
   n.chunk = (int16_t)chunk;
   n.stage = (int16_t)(chunk < 0 ? -1 : b->stage[chunk]);
   n.serves = -1;
@@ -215,10 +215,10 @@ static void copy_nodes(builder *b) {
   for (int v = 0; v < b->val.n; v++) state_of[v] = -1;
   for (int i = 0; i < g->hyper.n; i++) get(b, -1, g->hyper.p[i].val);
   for (int i = 0; i < g->param.n; i++) {
-    for (int k = 0; k < g->param.p[i].nstate; k++) state_of[g->param.p[i].state[k]] = i;
+    for (int k = 0; k < g->param.p[i].nstate; k++) state_of[g->param.p[i].state[k].val] = i;
     if (!have(c, i)) continue;
     get(b, -1, g->param.p[i].val);
-    for (int k = 0; k < g->param.p[i].nstate; k++) get(b, -1, g->param.p[i].state[k]);
+    for (int k = 0; k < g->param.p[i].nstate; k++) get(b, -1, g->param.p[i].state[k].val);
   }
   for (dt_nid i = 0; i < b->node.n; i++) {
     const dt_node *n = &b->node.p[i];
@@ -238,10 +238,10 @@ static dt_param param_of(builder *b, int i) {
   p.val = b->now[0][p.val];
   if (p.grad >= 0) p.grad = get(b, -1, p.grad);
   if (p.compute >= 0) p.compute = b->now[0][p.compute];
-  for (int q = 0; q < p.nstate; q++) p.state[q] = b->now[0][p.state[q]];
-  p.stages = __builtin_popcountll(c->uses[i]) > 1 ? c->uses[i] : 0;
-  p.copied = p.stages && c->user[i] >= 0;
-  p.counted = first_of(c, i);
+  for (int q = 0; q < p.nstate; q++) p.state[q].val = b->now[0][p.state[q].val];
+  p.staged.stages = __builtin_popcountll(c->uses[i]) > 1 ? c->uses[i] : 0;
+  p.staged.copied = p.staged.stages && c->user[i] >= 0;
+  p.staged.counted = first_of(c, i);
   return p;
 }
 

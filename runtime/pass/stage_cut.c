@@ -149,30 +149,13 @@ static void balanced(const dt_cutter *c, int *start) {
 }
 
 /* ---- by name ---- */
-typedef struct named {
-  const char *name;
-  int param;
-} named;
-static int by_name(const void *a, const void *b) { return strcmp(((const named *)a)->name, ((const named *)b)->name); }
-
-static named *names_of(const dt_graph *g) {
-  named *list = dt_xalloc(sizeof(named) * (size_t)(g->param.n + 1));
-  for (int i = 0; i < g->param.n; i++) list[i] = (named){g->param.p[i].name, i};
-  if (g->param.n) qsort(list, (size_t)g->param.n, sizeof *list, by_name);
-  return list;
-}
-static int find(const named *list, int n, const char *name) {
-  const named want = {name, -1}, *f = n ? bsearch(&want, list, (size_t)n, sizeof *list, by_name) : NULL;
-  return f ? f->param : -1;
-}
-
 /* As another plan of the model was cut. */
-static dt_status follow(const dt_cutter *c, const named *list, int *start) {
+static dt_status follow(const dt_cutter *c, const dt_names *list, int *start) {
   const dt_layout *l = c->s->layout;
   if (l->ncut != c->stages - 1)
     return dt_fail(c->e, DT_EBUG, NULL, "stage: a plan of %d stages follows one of %d", c->stages, l->ncut + 1);
   for (int k = 1, i = 0; k < c->stages; k++) {
-    int p = find(list, c->g->param.n, l->cut[k - 1]);
+    int p = dt_names_find(list, l->cut[k - 1]);
     while (i < c->order.n && (c->reader[i] != p || c->nth[i] != l->cut_nth[k - 1])) i++;
     start[k] = i;
     if (p < 0 || i == c->order.n)
@@ -186,13 +169,13 @@ static dt_status follow(const dt_cutter *c, const named *list, int *start) {
 }
 
 /* At the first use of a parameter that the script or a strategy names. */
-static dt_status named_starts(const dt_cutter *c, const named *list, int *start) {
+static dt_status named_starts(const dt_cutter *c, const dt_names *list, int *start) {
   int *stage = dt_xalloc(sizeof(int) * (size_t)(c->g->param.n + 1)); /* [param] that begins there */
   dt_status st = DT_OK;
   for (int k = 1, i = 0; k < c->stages && !st; k++) {
     const char *const *names = c->s->starts[k - 1];
     for (int q = 0, p; names[q]; q++)
-      if ((p = find(list, c->g->param.n, names[q])) >= 0) stage[p] = k;
+      if ((p = dt_names_find(list, names[q])) >= 0) stage[p] = k;
     int j = k == 1 ? 0 : i + 1;
     while (j < c->order.n && (c->reader[j] < 0 || stage[c->reader[j]] != k)) j++;
     bool found = j < c->order.n;
@@ -222,13 +205,14 @@ static dt_status too_many(const dt_cutter *c, int n) {
 dt_status dt_stage_cut(dt_cutter *c, dt_layout *l) {
   dt_graph *g = c->g;
   int S = c->stages, n = 0, *start = dt_xalloc(sizeof(int) * (size_t)(S + 1));
-  named *list = names_of(g);
+  dt_names list = {0}; /* of the parameters, by their numbers */
+  for (int i = 0; i < g->param.n; i++) dt_names_add(&list, g->param.p[i].name);
   dt_status st = DT_OK;
   for (int i = 0; i < c->order.n; i++) n += c->reader[i] >= 0;
   start[S] = c->order.n;
-  if (c->s->layout) st = follow(c, list, start);
+  if (c->s->layout) st = follow(c, &list, start);
   else if (n < S) st = too_many(c, n);
-  else if (c->s->starts) st = named_starts(c, list, start);
+  else if (c->s->starts) st = named_starts(c, &list, start);
   else balanced(c, start);
   for (int k = 0, i = 0; k < S && !st; k++)
     for (; i < start[k + 1]; i++) c->stage[c->order.p[i]] = k;
@@ -239,6 +223,6 @@ dt_status dt_stage_cut(dt_cutter *c, dt_layout *l) {
     l->cut[k - 1] = dt_xstrdup(g->param.p[c->reader[start[k]]].name);
     l->cut_nth[k - 1] = c->nth[start[k]];
   }
-  free(start), free(list);
+  free(start), dt_names_free(&list);
   return st;
 }

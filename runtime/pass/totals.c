@@ -19,27 +19,24 @@ typedef struct totals {
   int64_t numbers;  /* elements of these */
 } totals;
 
-/* The last value that the microbatches give to buffer k; -1: they give it none. */
-static dt_val written(const dt_graph *g, int k) {
-  for (dt_nid i = g->node.n - 1; i >= 0; i--) {
-    const dt_node *n = &g->node.p[i];
-    if (n->op == DT_OP_assign && n->phase != DT_PRE && n->phase != DT_UPD && !(n->flags & DT_NODE_DEAD) &&
-        g->val.p[n->out[0]].root == g->buf.p[k].val)
-      return n->out[0];
-  }
-  return -1;
-}
-
+/* Of each float buffer that the microbatches write: the last value that they give it. */
 static void find_buffers(totals *t) {
   dt_graph *g = t->g;
   if (!t->samples || t->s->replicas == DT_REPLICAS_ALONE) return;
+  dt_val *last = dt_xalloc(sizeof *last * (size_t)(g->val.n + 1)); /* [root] */
+  for (int v = 0; v < g->val.n; v++) last[v] = -1;
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    const dt_node *n = &g->node.p[i];
+    bool micro = n->phase != DT_PRE && n->phase != DT_UPD && !(n->flags & DT_NODE_DEAD);
+    if (n->op == DT_OP_assign && micro) last[g->val.p[n->out[0]].root] = n->out[0];
+  }
   for (int k = 0; k < g->buf.n; k++) {
     const dt_buf *b = &g->buf.p[k];
-    dt_val v = b->own || !dt_is_float(dt_type_of(g, b->val)->dtype) ? -1 : written(g, k);
-    if (v < 0) continue;
-    dt_vec_push(&t->mean, v);
-    t->numbers += dt_numel(dt_type_of(g, v));
+    if (b->own || !dt_is_float(dt_type_of(g, b->val)->dtype) || last[b->val] < 0) continue;
+    dt_vec_push(&t->mean, last[b->val]);
+    t->numbers += dt_numel(dt_type_of(g, b->val));
   }
+  free(last);
 }
 
 /* sum: [loss * count, count] of the microbatches so far. Ranks without the last stage have none: theirs stays zero. */
@@ -47,7 +44,7 @@ static void add_up(totals *t) {
   dt_graph *g = t->g;
   const int64_t two = 2;
   dt_build b = dt_build_at(g, DT_PRE);
-  dt_val acc = dt_build_vector(&b, DT_OP_buffer, DT_F64, two, "loss and count", DT_REG_GRAD);
+  dt_val acc = g->sum = dt_build_vector(&b, DT_OP_buffer, DT_F64, two, "loss and count", DT_REG_GRAD);
   b.at.reason = "the step's loss and count start at zero";
   t->sum = dt_build2(&b, DT_OP_assign, acc, dt_build_full(&b, 0, DT_F64, 1, &two));
   if (g->stats < 0) return;

@@ -29,14 +29,16 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
     g->norm = dt_build2(b, DT_OP_mul, dt_build1(b, DT_OP_sqrt, total), scale);
     if (s->clip_norm > 0) {
       dt_val coef = dt_build2(b, DT_OP_div, dt_build_scalar(b, s->clip_norm, DT_F32),
-                          dt_build2(b, DT_OP_add, g->norm, dt_build_scalar(b, 1e-6, DT_F32)));
+                              dt_build2(b, DT_OP_add, g->norm, dt_build_scalar(b, 1e-6, DT_F32)));
       scale = dt_build2(b, DT_OP_mul, scale, dt_build2(b, DT_OP_minimum, coef, dt_build_scalar(b, 1.0, DT_F32)));
     }
     for (int i = 0; i < g->param.n; i++) {
       if (g->param.p[i].grad < 0) continue;
       dt_val v = dt_build2(b, DT_OP_mul, g->param.p[i].grad, scale);
       if (s->clip_value > 0)
-        v = dt_build_op(b, DT_OP_clamp, &v, 1, &(dt_attrs){.clamp = {.min = -s->clip_value, .max = s->clip_value}});
+        v = dt_build_op(
+            b, DT_OP_clamp, &v, 1,
+            &(dt_attrs){.clamp = {.min = dt_number_of(-s->clip_value), .max = dt_number_of(s->clip_value)}});
       scaled[i] = v;
     }
   }
@@ -65,15 +67,10 @@ static dt_val leaf_again(const again *a, dt_val v) {
   dt_build b = {.g = g, .at = dt_cursor_of(dt_node_of(g, v))};
   const dt_param from = g->param.p[a->from.param];
   int k = 0;
-  while (k < from.nstate && from.state[k] != v) k++;
+  while (k < from.nstate && from.state[k].val != v) k++;
   if (k == from.nstate) return v;
   const dt_type t = *dt_type_of(g, v);
-  dt_val s = dt_build_leaf(&b, DT_OP_state, &t, from.state_name[k]);
-  dt_param *p = &g->param.p[a->to.param];
-  p->state_name[p->nstate] = from.state_name[k];
-  p->state_fill[p->nstate] = from.state_fill[k], p->state_copy[p->nstate] = from.state_copy[k];
-  p->state[p->nstate++] = s;
-  return s;
+  return dt_graph_param_state(&b, a->to.param, &from.state[k], &t);
 }
 
 void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt_nid end) {
@@ -90,12 +87,13 @@ void dt_update_again(dt_graph *g, dt_update from, dt_update to, dt_nid begin, dt
       a.now[n.out[0] - a.first] = leaf_again(&a, n.out[0]);
       continue;
     }
-    dt_val in[DT_MAX_IN];
+    dt_val *in = dt_xalloc(sizeof *in * (size_t)(n.nin + 1));
     dt_type out[DT_MAX_OUT];
     for (int k = 0; k < n.nin; k++) in[k] = instead(&a, n.in[k]);
     for (int o = 0; o < n.nout; o++) out[o] = *dt_type_of(g, n.out[o]);
     dt_build b = {.g = g, .at = dt_cursor_of(&n)};
     dt_nid id = dt_build_append(&b, n.op, in, n.nin, &n.a, out, n.nout);
+    free(in);
     for (int o = 0; o < n.nout; o++) a.now[n.out[o] - a.first] = g->node.p[id].out[o];
   }
   free(a.now);

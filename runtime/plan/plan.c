@@ -119,7 +119,8 @@ static dt_instr instr_of(dt_plan *p, dt_nid i, bool clear, dt_segment *seg) {
                 .acc_first0 = n->acc_first0,
                 .file = n->file,
                 .line = n->line,
-                .reason = n->reason};
+                .reason = n->reason,
+                .bucket = n->bucket};
   x.a = n->a;
   x.view = dt_arena_alloc(&g->mem, sizeof(dt_view) * (size_t)(x.nin + n->nout + 1));
   x.addr = dt_arena_alloc(&g->mem, sizeof(dt_addr) * (size_t)(x.nin + n->nout + 1));
@@ -136,7 +137,9 @@ static void make_comm(lowering *l, dt_instr *x, const dt_node *n, int at, bool q
   dt_plan *p = l->p;
   x->kind = DT_I_COMM;
   x->group = dt_node_group(n);
-  x->red = n->op == DT_OP_all_reduce ? (int)n->a.all_reduce.red : n->op == DT_OP_reduce_scatter ? (int)n->a.reduce_scatter.red : 0;
+  x->red = n->op == DT_OP_all_reduce       ? (int)n->a.all_reduce.red
+           : n->op == DT_OP_reduce_scatter ? (int)n->a.reduce_scatter.red
+                                           : 0;
   x->count = dt_numel(&p->g->val.p[n->in[0]].t);
   p->lockstep |= at != DT_SEG_PRE && at != DT_SEG_UPD && !(n->flags & DT_NODE_LAST_MICRO) &&
                  x->group.axes & dt_mesh_axes(&p->g->mesh, DT_AXIS_SAMPLES);
@@ -232,14 +235,16 @@ static void instr_line(const dt_plan *p, const dt_instr *x, dt_str *out) {
     for (int i = 0; i < x->vm->nins; i++) {
       const dt_vmi *m = &x->vm->ins[i];
       dt_str_add(out, " %d.%d.%d.%d.%d", m->op, m->dst, m->a, m->b, m->c);
-      if (m->imm[0] != 0 || m->imm[1] != 0) dt_str_add(out, ":%.17g:%.17g", m->imm[0], m->imm[1]);
+      if (x->vm->type == DT_I64 && (m->whole[0] || m->whole[1]))
+        dt_str_add(out, ":%lld:%lld", (long long)m->whole[0], (long long)m->whole[1]);
+      else if (m->imm[0] != 0 || m->imm[1] != 0) dt_str_add(out, ":%.17g:%.17g", m->imm[0], m->imm[1]);
     }
   const dt_op_info *op = dt_op(x->op);
   for (int s = 0; s < op->nspec; s++) {
-    int w = op->spec[s].kind == 'l' ? 9 : op->spec[s].kind == 'p' ? 2 : 1;
-    for (int k = 0; k < w; k++) {
+    for (int k = 0; k < dt_attr_slots(&op->spec[s]); k++) {
       const dt_attr *a = &x->a.slot[op->spec[s].slot + k];
-      if (op->spec[s].kind == 'f') dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
+      if (op->spec[s].kind == 'f' || (op->spec[s].kind == 'n' && !k))
+        dt_str_add(out, " %s=%.17g", op->spec[s].name, a->f);
       else dt_str_add(out, " %s=%lld", op->spec[s].name, (long long)a->i);
     }
   }

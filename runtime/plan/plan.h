@@ -25,7 +25,7 @@ typedef struct dt_instr {
   uint8_t kind, phase, flags;
   uint16_t op;
   dt_nid node;
-  int16_t nin, nout;
+  int nin, nout;
   dt_view *view; /* [nin + nout], p unset: inputs, then outputs */
   dt_addr *addr; /* [nin + nout] */
   dt_attrs a;
@@ -39,6 +39,7 @@ typedef struct dt_instr {
   int64_t count;
   const char *file;
   int line;
+  int bucket; /* dt_node.bucket */
   const char *reason;
 } dt_instr;
 

@@ -184,6 +184,49 @@ static dt_status retire(const char *dir, int64_t step, dt_err *e) {
   return st;
 }
 
+/* ---- what a new run replaces ---- */
+#define ASIDE "replaced"
+#define METRICS "metrics.jsonl"
+
+dt_status dt_folder_aside(const char *dir, dt_err *e) {
+  char *aside = dt_path_join(dir, ASIDE);
+  dt_status st = DT_OK;
+  if (mkdir(aside, 0777) && errno != EEXIST) st = dt_io_fail(e, aside, "make the folder", errno);
+  else if (!is_folder(AT_FDCWD, aside)) st = dt_fail(e, DT_EIO, NULL, "%s: is no folder of this one; remove it", aside);
+  free(aside);
+  return st;
+}
+
+dt_status dt_folder_replace(const char *dir, int64_t step, dt_err *e) {
+  char name[32];
+  bool stays = false;
+  DT_TRY(dt_folder_aside(dir, e));
+  dt_step_name(name, step);
+  char *aside = dt_path_join(dir, ASIDE), *from = dt_path_join(dir, name), *to = dt_path_join(aside, name);
+  dt_status st = dt_folder_remove(aside, name, &stays,
+                                  e); /* of a run that was replaced before this one's checkpoint stood */
+  if (!st && rename(from, to)) st = dt_io_fail(e, from, "put this old checkpoint aside", errno);
+  free(aside), free(from), free(to);
+  return st;
+}
+
+dt_status dt_folder_settle(const char *dir, dt_err *e) {
+  char *aside = dt_path_join(dir, ASIDE);
+  int fd = open(aside, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  dt_status st = DT_OK;
+  for (struct dirent *f; d && !st && (f = readdir(d));) {
+    bool stays = false;
+    if (step_of(f->d_name, "") >= 0) st = dt_folder_remove(aside, f->d_name, &stays, e);
+    else if (!strcmp(f->d_name, METRICS) && unlinkat(fd, METRICS, 0))
+      st = dt_io_fail(e, aside, "remove a file in the folder", errno);
+    if (stays) dt_log(1, "%s/%s: stays though it was replaced: it holds more than a checkpoint", aside, f->d_name);
+  }
+  if (d) closedir(d), rmdir(aside); /* which stays while it holds anything else */
+  free(aside);
+  return st;
+}
+
 dt_status dt_folder_prune(const char *dir, int keep, int64_t always, dt_err *e) {
   dt_steps list = {0};
   dt_status st = dt_folder_steps(dir, &list, NULL, e);

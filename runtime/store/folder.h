@@ -30,6 +30,10 @@ dt_status dt_folder_tidy(const char *dir, dt_err *e);
 dt_status dt_folder_remove(const char *dir, const char *name, bool *stays, dt_err *e);
 /* Removes all but the `keep` newest checkpoints; that of `always` stays beside them. What cannot go is named in a warning. */
 dt_status dt_folder_prune(const char *dir, int keep, int64_t always, dt_err *e);
+/* What a new run replaces lies aside, in dir/replaced, until that run has a checkpoint. Makes the folder. */
+dt_status dt_folder_aside(const char *dir, dt_err *e);
+dt_status dt_folder_replace(const char *dir, int64_t step, dt_err *e); /* puts this checkpoint there */
+dt_status dt_folder_settle(const char *dir, dt_err *e); /* removes what lies there; what dtrain did not write stays */
 /* Whether a checkpoint can be written there: makes and removes one's folder with a file of a few bytes. */
 dt_status dt_folder_try(const char *dir, dt_err *e);
 

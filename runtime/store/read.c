@@ -160,7 +160,7 @@ static dt_status get(const dt_ckpt *c, const dt_item *w, int64_t at, int64_t n, 
   for (int64_t k = 0; k < n && !st; k += PART) {
     int64_t m = n - k < PART ? n - k : PART;
     st = dt_fd_read(c->fd[w->optim], s->map.path, buf, (size_t)(m * size), from + (at + k) * size, e);
-    for (int64_t i = 0; i < m && !st; i++) dt_put(to, dtype, k + i, dt_get(buf, v->t.dtype, i));
+    for (int64_t i = 0; i < m && !st; i++) dt_put_from(to, dtype, k + i, buf, v->t.dtype, i);
   }
   free(buf);
   return st;

@@ -2,6 +2,8 @@
  *
  * Promotion is PyTorch's between two dimensioned tensors: a float beats an integer, two different half formats meet in
  * f32, otherwise the later of bool < u8 < i32 < i64 and of the floats wins. */
+#include <math.h>
+
 #include "tensor.h"
 
 static const char *const dtype_names[DT_NDTYPE] = {"bool", "u8", "i32", "i64", "f16", "bf16", "f32", "f64"};
@@ -142,3 +144,16 @@ void dt_put(void *p, int dtype, int64_t i, double v) {
     default: ((double *)p)[i] = v; break;
   }
 }
+
+int64_t dt_wrap(int64_t v, int dtype) {
+  return dtype == DT_BOOL ? v != 0 : dtype == DT_U8 ? (uint8_t)v : dtype == DT_I32 ? (int32_t)v : v;
+}
+
+void dt_put_from(void *d, int to, int64_t i, const void *s, int from, int64_t j) {
+  if (from == DT_I64 && to == DT_I64) ((int64_t *)d)[i] = ((const int64_t *)s)[j];
+  else if (from == DT_I64 && !dt_is_float(to)) dt_put(d, to, i, (double)dt_wrap(((const int64_t *)s)[j], to));
+  else if (from == DT_I32 && to == DT_U8) ((uint8_t *)d)[i] = (uint8_t)((const int32_t *)s)[j];
+  else dt_put(d, to, i, dt_get(s, from, j));
+}
+
+dt_number dt_number_of(double v) { return (dt_number){v, to_int(floor(v), -0x1p63, 0x1p63, INT64_MIN, INT64_MAX)}; }

@@ -64,6 +64,10 @@ float dt_f16_to_f32(uint16_t h);
 uint16_t dt_f32_to_f16(float f);
 double dt_get(const void *p, int dtype, int64_t i); /* element i as double */
 void dt_put(void *p, int dtype, int64_t i, double v);
+/* Element j of s to element i of d; between integers exact, to the low bits of a narrower one. */
+void dt_put_from(void *d, int to, int64_t i, const void *s, int from, int64_t j);
+/* v as a value of an integer dtype: its low bits, of bool whether it is not 0. */
+int64_t dt_wrap(int64_t v, int dtype);
 
 /* ---- attributes of an op: slots in the order of its attribute spec in ops.def ---- */
 typedef union dt_attr {
@@ -71,20 +75,31 @@ typedef union dt_attr {
   double f;
 } dt_attr;
 #define DT_MAX_ATTR 20
+/* A number for tensors of any dtype: i is exact where it is a whole number, else the nearest one below. Takes two slots. */
+typedef struct dt_number {
+  double f;
+  int64_t i;
+} dt_number;
+dt_number dt_number_of(double v);
 
 /* ---- the vector program of a fused elementwise chain (run by the CPU's vector machine, and what a generated CUDA
  * kernel is printed from). Registers hold one value per element of the iteration space; loads convert to the compute
- * type (f32, or f64 when any operand is f64 or i64), stores convert from it. ---- */
+ * type (f32, f64 or i64), stores convert from it. Integers wrap around, as Lua's do. ---- */
 typedef struct dt_vmi { /* one instruction: dst = op(a, b, c) */
   uint16_t op;          /* DT_EW_* of kernels/elementwise.def */
   int16_t dst, a, b, c; /* registers; -1 = unused. Registers 0..nin-1 are the loaded inputs */
-  double imm[2];        /* attributes of the op (clamp's bounds, const's value) */
+  double imm[2];        /* attributes of the op (clamp's bounds, full's value); of a cast the dtype */
+  int64_t whole[2];     /* the same for programs that compute in i64 */
 } dt_vmi;
 typedef struct dt_vm {
   int nin, nout, nins, nreg; /* register count is after allocation: registers are reused */
-  bool f64;                  /* compute type */
+  uint8_t type;              /* that it computes in: DT_F32, DT_F64, or DT_I64 for integers */
   dt_type space;             /* iteration space; each input broadcasts to it, each output equals it */
   int16_t *out;              /* [nout] register stored to each output */
   dt_vmi *ins;               /* [nins] */
 } dt_vm;
+/* What a program computes in whose values all have this dtype. */
+static inline uint8_t dt_compute_type(int dtype) {
+  return !dt_is_float(dtype) ? DT_I64 : dtype == DT_F64 ? DT_F64 : DT_F32;
+}
 #endif

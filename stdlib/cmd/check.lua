@@ -3,13 +3,16 @@
 -- the optimizer sees it, before clipping) and value after it, must agree. Exit code 0: they do; 1: they differ; 2: a side did not run.
 --
 -- Each side is a dtrain of its own, `dtrain check --into file`, whose rank 0 writes all of it into a file.
+local BatchNorm2d = require "dtrain.nn.batch_norm"
 local cli = require "dtrain.cli"
 local compare = require "dtrain.compare"
 local core = require "dtrain.core"
 local cover = require "dtrain.cover"
 local engines = require "dtrain.engine"
+local modules = require "dtrain.nn.module"
 local planned = require "dtrain.cmd.planned"
 local strategies = require "dtrain.strategy"
+local trace = require "dtrain.trace"
 local util = require "dtrain.util"
 
 local function fail(fmt, ...) error("dtrain: " .. fmt:format(...), 0) end
@@ -122,6 +125,25 @@ local function limits(precision)
   return ("%g, after the first update %g"):format(compare.allowed[precision], compare.later[precision])
 end
 
+-- Whether a batch norm of the job sees other samples together on `ranks` ranks than in one process; says so, or nil.
+local function norm_hint(job, ranks)
+  local where = job:where_is(0, ranks)
+  local mine, one = job:rows(where.replicas), job:rows(1)
+  local why, seen = nil, {}
+  local function look(module)
+    if seen[module] then return end
+    seen[module] = true
+    local rows = module.sync and mine * where.copies or mine
+    if getmetatable(module).class == BatchNorm2d and rows ~= one then
+      why = ("BatchNorm2d normalises %d samples together here and %d in one process, so its results differ: sync = true takes the "
+        .. "microbatches of all replicas together, and batch.micro says how large they are"):format(rows, one)
+    end
+    modules.base.each_child(module, function(_, child) if modules.is(child) then look(child) end end)
+  end
+  for _, m in ipairs(trace.modules(job)) do look(m[2]) end
+  return why
+end
+
 local function check_all(job, words, ranks, steps, dir)
   local list, bad, ran, seen = variants(job, ranks), 0, 0, {}
   print(("%d steps on %d ranks against one process; allowed of a tensor's largest element: %s"):format(steps, ranks,
@@ -214,9 +236,8 @@ return function(words)
   for _, line in ipairs(warnings) do print(line) end
   if text then
     print("DIFFERS at " .. text)
-    if tostring(job.model):find "BatchNorm2d" then
-      print("(BatchNorm2d normalises each microbatch by itself: its results depend on how a batch is divided)")
-    end
+    local why = norm_hint(job, ranks)
+    if why and not reference then print("(" .. why .. ")") end
     return 1
   end
   local parts = { ("losses to %.1e"):format(worst.loss),

@@ -49,10 +49,11 @@ end
 --- logits[..., C], labels[...] of whole numbers from 0; options: ignore_index (-100), label_smoothing (0).
 function loss.cross_entropy(logits, labels, options) return ops.cross_entropy(logits, labels, options) end
 
---- Mean of the binary cross entropy of sigmoid(x) and t in [0, 1], without overflow: max(x, 0) - x t + log(1 + e^-|x|).
+--- Mean of the binary cross entropy of sigmoid(x) and t in [0, 1]: t log(1 + e^-x) + (1 - t) log(1 + e^x), which neither overflows nor
+--- loses the digits of a small loss.
 function loss.bce_with_logits(x, t)
   same_shape("bce_with_logits", x, t)
-  return ops.mean(ops.softplus(x) - x * t)
+  return ops.mean(t * ops.softplus(-x) + (1 - t) * ops.softplus(x))
 end
 
 local function of_function(name, f, spec)

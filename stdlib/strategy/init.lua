@@ -89,12 +89,17 @@ end
 -- Axes lie in this order unless the script says another: stages far apart, parts of tensors close together.
 local outermost = { stages = 1, samples = 2 }
 
+local AXES, LETTERS = 8, 15 -- of a mesh, and of an axis's name, at most
+
 local function check_axis(s, axis, i, seen)
   local where = ("dt.job: parallel: axis %d of strategy %s"):format(i, s.name)
   axis = util.options(where, axis, { { "name", "string", required = true }, { "size", "string|count", required = true },
     { "splits", "string", choices = { "samples", "stages" } } })
   if type(axis.size) == "string" and axis.size ~= "auto" then
     util.fail("%s: size wants \"auto\" or a number of ranks, got %s", where, util.show(axis.size))
+  end
+  if #axis.name > LETTERS then
+    util.fail("%s: the name %q has %d letters; at most %d can be", where, axis.name, #axis.name, LETTERS)
   end
   if seen[axis.name] then
     util.fail("dt.job: parallel: two strategies add the axis %q; give the one of %s another name", axis.name, s.name)
@@ -122,6 +127,10 @@ function Strategy:axes()
   local list, seen = {}, {}
   for _, s in ipairs(self.list) do
     for i, axis in ipairs(s.axes and s.axes(self.p) or {}) do list[#list + 1] = check_axis(s, axis, i, seen) end
+  end
+  if #list > AXES then
+    util.fail("dt.job: parallel: the strategies have %d axes (%s); at most %d can be: make one of two, or leave a strategy out", #list,
+      table.concat(util.map(list, function(a) return a.name end), ", "), AXES)
   end
   local at = {}
   for i, axis in ipairs(list) do at[axis] = 1000 * (outermost[axis.splits] or 3) + i end

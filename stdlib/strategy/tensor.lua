@@ -17,9 +17,10 @@ end
 
 function T.axes(p) return { { name = "tensor", size = p.tensor } } end
 
-local function check_heads(n, ranks)
-  if not n.heads then return end
-  local q, k = n.heads[1], n.heads[2]
+local function check_heads(graph, n, ranks)
+  if n.op ~= "attention" then return end
+  local shapes, dim = graph:input_shapes(n), n.attrs.bthd and 3 or 2
+  local q, k = shapes[1][dim], shapes[2][dim]
   if q % ranks ~= 0 or k % ranks ~= 0 then
     local fits = {}
     for d = 1, math.min(q, k) do if q % d == 0 and k % d == 0 then fits[#fits + 1] = d end end
@@ -69,7 +70,7 @@ function T.place(graph, p)
     local free = found and #found > 0 and products.only(users, between, i)
     for _, f in ipairs(found or {}) do free = free and by[f] == nil end
     if free then
-      for id in util.sorted(between) do check_heads(nodes[id], p.tensor) end
+      for id in util.sorted(between) do check_heads(graph, nodes[id], p.tensor) end
       for _, f in ipairs(found) do divide(f, 0) end
       divide(i, 1)
     end

@@ -221,6 +221,9 @@ if wanted "plan" then
   local once, twice = timed("a GPT of 128 layers", deep "--layers 128"), timed("a GPT of 256 layers", deep "--layers 256")
   judge("times as long for 256 layers as for 128", twice / once, 2.2, "<=")
   timed("a GPT of 1000 layers on 8 ranks", deep "--layers 1000 --ranks 8", 5)
+  local compiled = result(capture(build .. "/dtrain plan tests/bench/compile.lua")).step_us
+  print(("  %-60s %s"):format("GPT-2 124M compiled once more, the slowest of six strategies", pretty(compiled)))
+  judge("ms", compiled / 1e3, 30, "<=")
   timed("m = m * m + m, 64 times, in two stages", deep "--squares 64 --pipeline 2 --ranks 2", 1)
 end
 

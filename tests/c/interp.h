@@ -80,14 +80,19 @@ static inline void interp_program(const dt_node *n, const dt_call *c, dt_vm *vm,
                   .a = n->nin > 0 ? 0 : -1,
                   .b = n->nin > 1 ? 1 : -1,
                   .c = n->nin > 2 ? 2 : -1};
-  for (int i = 0; i < 2 && i < o->nspec; i++)
-    if (o->spec[i].kind != 'l') ins->imm[i] = o->spec[i].kind == 'f' ? n->a.slot[i].f : (double)n->a.slot[i].i;
+  for (int i = 0; i < 2 && i < o->nspec; i++) {
+    const dt_attr *a = &n->a.slot[o->spec[i].slot];
+    if (o->spec[i].kind == 'n') ins->imm[i] = a[0].f, ins->whole[i] = a[1].i;
+    else if (o->spec[i].kind == 'd' && o->ew_kind == DT_EWK_CAST) ins->imm[i] = (double)a->i;
+  }
   *out = ins->dst;
   *vm = (dt_vm){.nin = n->nin, .nout = 1, .nins = 1, .nreg = n->nin + 1, .space = c->out[0].t, .out = out, .ins = ins};
+  bool real = false, wide = false;
   for (int i = 0; i <= n->nin; i++) {
     int t = i < n->nin ? c->in[i].t.dtype : c->out[0].t.dtype;
-    vm->f64 |= t == DT_F64 || t == DT_I64 || t == DT_I32;
+    real |= dt_is_float(t), wide |= t == DT_F64 || t == DT_I64 || t == DT_I32;
   }
+  vm->type = !real ? DT_I64 : wide ? DT_F64 : DT_F32;
 }
 
 /* Runs one node through its kernel. first: it is the step's first microbatch. */

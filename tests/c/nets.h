@@ -38,17 +38,8 @@ static inline double net_value(const char *name, int64_t k) {
 
 /* ---- building ---- */
 static inline dt_val net_param(dt_build *at, const char *name, int nd, const int64_t *dim) {
-  dt_graph *g = at->g;
   dt_type t = dt_type_make(DT_F32, nd, dim);
-  dt_param p = {.name = dt_arena_strdup(&g->mem, name),
-                .grad = -1,
-                .trainable = true,
-                .counted = true,
-                .compute = -1,
-                .flat = -1};
-  p.val = dt_build_leaf(at, DT_OP_param, &t, p.name);
-  dt_vec_push(&g->param, p);
-  return p.val;
+  return dt_graph_param(at, &(dt_param){.name = dt_arena_strdup(&at->g->mem, name), .trainable = true}, &t);
 }
 static inline dt_val net_input(dt_build *at, const char *name, int nd, const int64_t *dim) {
   dt_type t = dt_type_make(DT_F32, nd, dim);
@@ -117,12 +108,9 @@ static inline dt_graph *net_mlp(const net_job *j) {
 /* m = 0.9 m + g; p = p - 0.5 m, or with NET_TRUST p - 0.5 m |p| / |m| */
 static inline void net_optimizer(dt_build *at, int i, dt_val grad, int what) {
   dt_graph *g = at->g;
-  dt_param *p = &g->param.p[i];
-  const dt_type t = *dt_type_of(g, p->val);
+  const dt_type t = *dt_type_of(g, g->param.p[i].val);
   at->at.file = "optimizer.lua", at->at.line = 3;
-  dt_val m = dt_build_leaf(at, DT_OP_state, &t, "m");
-  p = &g->param.p[i];
-  p->state_name[0] = "m", p->state[0] = m, p->nstate = 1;
+  dt_val m = dt_graph_param_state(at, i, &(dt_state){.name = "m"}, &t);
   dt_val next = dt_build2(at, DT_OP_add, dt_build2(at, DT_OP_mul, m, dt_build_scalar(at, 0.9, DT_F32)), grad);
   dt_build2(at, DT_OP_assign, m, next);
   dt_val by = dt_build2(at, DT_OP_mul, next, dt_build_scalar(at, 0.5, DT_F32)), val = g->param.p[i].val;

@@ -39,6 +39,7 @@ static inline bool attr_parse(int op, const char *word, dt_attrs *attrs) {
   dt_attr *a = &attrs->slot[s->slot];
   char *p = (char *)word + n + 1;
   if (s->kind == 'f') a->f = strtod(p, NULL);
+  else if (s->kind == 'n') a[0].f = strtod(p, NULL), a[1].i = dt_number_of(a[0].f).i;
   else if (s->kind == 'd') a->i = dt_dtype_parse(p);
   else if (s->kind == 'p') a[0].i = strtoll(p, &p, 10), a[1].i = *p == ',' ? strtoll(p + 1, NULL, 10) : a[0].i;
   else if (s->kind == 'l') {

@@ -35,14 +35,15 @@ typedef struct ranks {
 static inline int64_t ranks_global(const dt_mesh *m, const dt_param *p, int rank, const dt_type *local, int64_t k) {
   int64_t at[DT_MAX_DIM] = {0}, size[DT_MAX_DIM], whole = 0;
   for (int d = local->nd - 1; d >= 0; d--) at[d] = k % local->dim[d], k /= local->dim[d], size[d] = local->dim[d];
-  for (int i = p->ncut - 1; i >= 0; i--) { /* an axis cuts what those before it have left, in each segment of the dim */
-    int d = p->cut[i].dim, n = m->size[p->cut[i].axis], s = 0;
-    const dt_segs *segs = &p->cut[i].segs;
+  for (int i = p->placed.ncut - 1; i >= 0;
+       i--) { /* an axis cuts what those before it have left, in each segment of the dim */
+    int d = p->placed.cut[i].dim, n = m->size[p->placed.cut[i].axis], s = 0;
+    const dt_segs *segs = &p->placed.cut[i].segs;
     int64_t all = 0, begin = 0; /* of the segment, in the part */
     for (int q = 0; q < segs->n; q++) all += segs->size[q];
     int64_t parts = all / size[d]; /* in which each segment is cut by now */
     while (s + 1 < segs->n && at[d] >= begin + segs->size[s] / parts) begin += segs->size[s++] / parts;
-    at[d] += begin * (n - 1) + dt_mesh_coord(m, rank, p->cut[i].axis) * (segs->size[s] / parts);
+    at[d] += begin * (n - 1) + dt_mesh_coord(m, rank, p->placed.cut[i].axis) * (segs->size[s] / parts);
     size[d] *= n;
   }
   for (int d = 0; d < local->nd; d++) whole = whole * size[d] + at[d];
@@ -50,14 +51,14 @@ static inline int64_t ranks_global(const dt_mesh *m, const dt_param *p, int rank
 }
 
 static inline const dt_type *ranks_local(const dt_graph *g, const dt_param *p) {
-  return g->level >= DT_REDUCED ? &p->full : dt_type_of(g, p->val);
+  return g->level >= DT_REDUCED ? &p->stored.local : dt_type_of(g, p->val);
 }
 /* What the optimizer works on: elements [*begin, ...) of the local tensor. */
 static inline dt_val ranks_handle(const dt_graph *g, const dt_param *p, int64_t *begin, int64_t *len) {
-  bool own = g->level >= DT_REDUCED && p->own >= 0;
-  *begin = own ? p->own_begin : 0;
-  *len = own ? p->own_len : dt_numel(ranks_local(g, p));
-  return own ? p->own : p->val;
+  bool own = g->level >= DT_REDUCED && p->stored.own >= 0;
+  *begin = own ? p->stored.begin : 0;
+  *len = own ? p->stored.len : dt_numel(ranks_local(g, p));
+  return own ? p->stored.own : p->val;
 }
 
 /* ---- what a step starts from ---- */
@@ -75,9 +76,10 @@ static inline void ranks_fill_share(ranks_one *r, const dt_mesh *m, int rank, co
   int64_t len = dt_numel(dt_type_of(r->g, s->val)), at = b->begin + dt_mesh_among(m, rank, b->shared) * len;
   for (int i = 0; i < r->g->param.n; i++) {
     const dt_param *p = &r->g->param.p[i];
-    for (int64_t k = 0; k < dt_numel(&p->full); k++)
-      if (p->flat + k >= at && p->flat + k < at + len)
-        interp_set(&r->x, s->val, p->flat + k - at, net_value(p->name, ranks_global(m, p, rank, &p->full, k)));
+    for (int64_t k = 0; k < dt_numel(&p->stored.local); k++)
+      if (p->stored.flat + k >= at && p->stored.flat + k < at + len)
+        interp_set(&r->x, s->val, p->stored.flat + k - at,
+                   net_value(p->name, ranks_global(m, p, rank, &p->stored.local, k)));
   }
 }
 static inline void ranks_fill(ranks *s, int rank) {
@@ -151,7 +153,7 @@ static inline void ranks_accumulate(ranks_one *r, const dt_node *n, int micro) {
   if (r->g->val.p[out].root != out) return; /* behind bucket: the contributions lie there */
   bool anew = micro == 0;
   for (int i = 0; i < r->g->param.n && r->g->level >= DT_REDUCED; i++)
-    if (r->g->param.p[i].grad == out) anew |= r->c.layout.bucket[r->g->param.p[i].bucket].each;
+    if (r->g->param.p[i].grad == out) anew |= r->c.layout.bucket[r->g->param.p[i].stored.bucket].each;
   for (int64_t k = 0; k < dt_numel(dt_type_of(r->g, out)); k++) {
     double sum = anew ? 0 : interp_get(&r->x, out, k);
     for (int i = 0; i < n->nin; i++) sum += interp_get(&r->x, n->in[i], k);
@@ -167,8 +169,8 @@ static inline void ranks_pack(ranks_one *r, const dt_node *n) {
   for (int i = 0; i < n->nin; i++)
     for (int q = 0; q < r->g->param.n; q++) {
       const dt_param *p = &r->g->param.p[q];
-      int64_t at = p->flat - n->a.pack.begin;
-      if (p->own >= 0 && val[p->own].root == val[n->in[i]].root) at += p->own_begin;
+      int64_t at = p->stored.flat - n->a.pack.begin;
+      if (p->stored.own >= 0 && val[p->stored.own].root == val[n->in[i]].root) at += p->stored.begin;
       else if (p->grad != n->in[i]) continue;
       for (int64_t k = 0; k < dt_numel(&val[n->in[i]].t); k++)
         interp_set(&r->x, out, at + k, interp_get(&r->x, n->in[i], k));
@@ -330,7 +332,7 @@ static inline void ranks_each(const ranks *s, ranks_see *fn, void *ctx) {
       dt_val own = ranks_handle(g, p, &begin, &len);
       for (int64_t k = 0; k < len; k++)
         fn(ctx, p->name, ranks_global(&s->j->mesh, p, q, local, begin + k), interp_get(&s->r[q].x, own, k),
-           interp_get(&s->r[q].x, p->state[0], k));
+           interp_get(&s->r[q].x, p->state[0].val, k));
       for (int64_t k = 0; own != p->val && g->level >= DT_BUCKETED && k < dt_numel(local); k++)
         fn(ctx, p->name, ranks_global(&s->j->mesh, p, q, local, k), interp_get(&s->r[q].x, p->val, k), NAN);
     }

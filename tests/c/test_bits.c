@@ -32,7 +32,7 @@ static void run(const program *g, void *const *in, void *out, int64_t at, int64_
   int16_t result = g->ins[g->nins - 1].dst;
   dt_vm vm = {.nin = g->nin, .nout = 1, .nins = g->nins, .nreg = 16, .ins = (dt_vmi *)g->ins, .out = &result};
   vm.space = dt_type_make(g->to, 1, &n);
-  vm.f64 = g->dtype == DT_F64 || g->to == DT_F64;
+  vm.type = g->dtype == DT_F64 || g->to == DT_F64 ? DT_F64 : dt_compute_type(g->dtype);
   for (int k = 0; k < g->nin; k++) v[k] = part(in[k], g->dtype, at, n, g->scalar >> k & 1);
   dt_call c = {.nin = g->nin, .nout = 1, .in = v, .vm = &vm, .pool = pool};
   c.out[0] = part(out, g->to, at, n, false);
@@ -97,7 +97,7 @@ static void every_op(int dtype) {
     for (unsigned scalar = 0; scalar == 0 || scalar + 1 < 1u << ops[i].arity; scalar++)
       for (int to = ops[i].ew == DT_EW_cast ? 0 : dtype; to < (ops[i].ew == DT_EW_cast ? DT_NDTYPE : dtype + 1); to++) {
         program g = {.nin = ops[i].arity, .nins = 1, .dtype = dtype, .to = to, .scalar = scalar};
-        g.ins[0] = (dt_vmi){(uint16_t)ops[i].ew, 15, 0, 1, 2, {-0.5, 0.75}};
+        g.ins[0] = (dt_vmi){(uint16_t)ops[i].ew, 15, 0, 1, 2, {-0.5, 0.75}, {0, 0}};
         if (ops[i].ew == DT_EW_cast) g.ins[0].imm[0] = to;
         snprintf(g.name, sizeof g.name, "%s to %s, scalars %u", ops[i].name, dt_dtype_name(to), scalar);
         check(&g);
@@ -113,8 +113,13 @@ static void chains(int dtype) {
         .nin = 3, .nins = 3 + irnd(MAX_INS - 3), .dtype = dtype, .to = dtype, .scalar = k % 4 ? 0 : 1u << irnd(3)};
     for (int j = 0; j < g.nins; j++) {
       int op = irnd(7) ? often[irnd(7)] : seldom[irnd(6)], live = 3 + j;
-      g.ins[j] = (dt_vmi){(uint16_t)op,        (int16_t)(3 + j),    (int16_t)(j && irnd(3) ? live - 1 : irnd(live)),
-                          (int16_t)irnd(live), (int16_t)irnd(live), {0, 0}};
+      g.ins[j] = (dt_vmi){(uint16_t)op,
+                          (int16_t)(3 + j),
+                          (int16_t)(j && irnd(3) ? live - 1 : irnd(live)),
+                          (int16_t)irnd(live),
+                          (int16_t)irnd(live),
+                          {0, 0},
+                          {0, 0}};
     }
     snprintf(g.name, sizeof g.name, "chain %d of %s", k, dt_dtype_name(dtype));
     check(&g);

@@ -65,17 +65,19 @@ static void places(dt_keeping keep, int n) {
     const dt_layout *l = &m.c.layout;
     for (int i = 0; i < PARAMS; i++) {
       const dt_param *p = &m.g->param.p[i];
-      const dt_layout_bucket *b = &l->bucket[p->bucket];
+      const dt_layout_bucket *b = &l->bucket[p->stored.bucket];
       /* elements of the flat layout before this rank's share, and before it in all buckets' shares */
-      int64_t mine = b->begin + r * (b->end - b->begin) / n, in_share = p->flat + p->own_begin - mine;
+      int64_t mine = b->begin + r * (b->end - b->begin) / n, in_share = p->stored.flat + p->stored.begin - mine;
       if (!keep.states) {
-        T_CHECK(lies(&m, p->val, m.parameters, p->flat) && lies(&m, p->state[0], m.states, p->flat));
+        T_CHECK(lies(&m, p->val, m.parameters, p->stored.flat) && lies(&m, p->state[0].val, m.states, p->stored.flat));
         continue;
       }
-      if (!p->own_len) continue;
-      T_CHECK(lies(&m, p->state[0], m.states, b->begin / n + in_share));
+      if (!p->stored.len) continue;
+      T_CHECK(lies(&m, p->state[0].val, m.states, b->begin / n + in_share));
       if (keep.parameters) T_CHECK(lies(&m, p->val, m.parameters, b->begin / n + in_share));
-      else T_CHECK(lies(&m, p->val, m.parameters, p->flat) && lies(&m, p->own, m.parameters, p->flat + p->own_begin));
+      else
+        T_CHECK(lies(&m, p->val, m.parameters, p->stored.flat) &&
+                lies(&m, p->stored.own, m.parameters, p->stored.flat + p->stored.begin));
     }
     drop(&m);
   }
@@ -88,13 +90,13 @@ static void contributions(const net_job *j) {
   int more = 0;
   for (int i = 0; i < m.g->param.n; i++) {
     const dt_param *p = &m.g->param.p[i];
-    const dt_layout_bucket *b = &m.c.layout.bucket[p->bucket];
+    const dt_layout_bucket *b = &m.c.layout.bucket[p->stored.bucket];
     const dt_node *a = dt_node_of(m.g, p->grad);
     for (int k = 0; k < a->nin; k++) {
       const dt_node *n = dt_node_of(m.g, a->in[k]);
       const uint32_t bit = (uint32_t)DT_CALL_ACC0 << m.g->val.p[a->in[k]].out;
       dt_val root = m.g->val.p[a->in[k]].root;
-      T_CHECK(m.g->val.p[a->in[k]].offset == (j->keep.each ? 0 : b->sums) + p->flat - b->begin);
+      T_CHECK(m.g->val.p[a->in[k]].offset == (j->keep.each ? 0 : b->sums) + p->stored.flat - b->begin);
       if (j->keep.each) T_CHECK(dt_node_of(m.g, root)->op == DT_OP_pack && (n->acc & bit) == (k ? bit : 0));
       else T_CHECK(root == m.sums && n->acc & bit && (n->acc_first0 & bit) == (k ? 0 : bit));
       if (k) T_CHECK(m.g->val.p[a->in[k]].node > m.g->val.p[a->in[k - 1]].node);

@@ -119,8 +119,8 @@ static void divides_and_clips(double clip) {
   for (int i = 0; i < m.g->param.n; i++)
     for (int64_t k = 0; k < dt_numel(dt_type_of(m.g, m.g->param.p[i].grad)); k++) {
       double want = interp_get(&x, m.g->param.p[i].grad, k) / 12 * by; /* m = 0.9 * 0 + gradient */
-      if (!(fabs(interp_get(&x, m.g->param.p[i].state[0], k) - want) < 1e-6))
-        T_NEAR(interp_get(&x, m.g->param.p[i].state[0], k), want, 1e-6);
+      if (!(fabs(interp_get(&x, m.g->param.p[i].state[0].val, k) - want) < 1e-6))
+        T_NEAR(interp_get(&x, m.g->param.p[i].state[0].val, k), want, 1e-6);
     }
   interp_fini(&x);
   drop(&m);
@@ -179,7 +179,7 @@ static void keeps_wide(void) {
   for (int i = 0; i < m.g->param.n; i++) {
     const dt_param *p = &m.g->param.p[i];
     T_CHECK(dt_type_of(m.g, p->val)->dtype == DT_F32 && dt_type_of(m.g, p->compute)->dtype == DT_BF16);
-    T_CHECK(dt_type_of(m.g, p->grad)->dtype == DT_F32 && dt_type_of(m.g, p->state[0])->dtype == DT_F32);
+    T_CHECK(dt_type_of(m.g, p->grad)->dtype == DT_F32 && dt_type_of(m.g, p->state[0].val)->dtype == DT_F32);
     const dt_node *a = dt_node_of(m.g, p->grad);
     for (int k = 0; k < a->nin; k++) { /* what can accumulate does so in f32, from 16-bit operands */
       const dt_node *n = dt_node_of(m.g, a->in[k]);

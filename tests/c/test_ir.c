@@ -112,8 +112,13 @@ static const char *const rules[][2] = {
     {"sum_squares f32[2,3] f32[4]", "f64[]"},
     {"sum_squares i32[2]", "!sum_squares: input 1 is i32"},
     {"cumsum f32[2,3] dim=-1", "f32[2,3]"},
-    {"cumsum i64[2,3] dim=0", "!cumsum: input 1 is i64"},
+    {"cumsum i32[2,3] dim=0", "i64[2,3]"},
+    {"cumsum f32[2,3] dim=2", "!cumsum: [2,3] has no dim 2"},
     {"softmax f32[2,3]", "f32[2,3]"},
+    {"softmax i64[2,3]", "!softmax: input 1 is i64"},
+    {"topk i64[2,3] k=2", "i64[2,2] i64[2,2]"},
+    {"topk bool[3] k=2", "!topk: has no meaning for bool"},
+    {"clamp i64[2] min=0.5", "!clamp: min is 0.5, but the tensor is i64"},
     {"softmax_bwd f32[2,3] f32[2,3]", "f32[2,3]"},
     {"log_softmax f32[2,3] dim=0", "f32[2,3]"},
     {"log_softmax_bwd f32[2,3] f32[2,3]", "f32[2,3]"},
@@ -351,7 +356,7 @@ static void test_table(void) {
   T_CHECK(dt_op_find("no_such_op") == DT_OP_none);
   dt_attrs a;
   dt_op_defaults(DT_OP_clamp, &a);
-  T_CHECK(isinf(a.clamp.min) && a.clamp.min < 0 && isinf(a.clamp.max) && a.clamp.max > 0);
+  T_CHECK(isinf(a.clamp.min.f) && a.clamp.min.f < 0 && isinf(a.clamp.max.f) && a.clamp.max.f > 0);
   dt_op_defaults(DT_OP_slice, &a);
   T_CHECK(a.slice.stop == INT64_MAX && a.slice.step == 1);
   dt_op_defaults(DT_OP_conv2d, &a);
@@ -420,18 +425,11 @@ static void test_views(void) {
 
 /* ---- the gradient pass's structure; its numbers are test_ops' matter ---- */
 static dt_val param(dt_graph *g, const char *type, const char *name, bool trainable) {
-  dt_param p = {.name = name,
-                .val = leaf(g, type, DT_OP_param, name),
-                .grad = -1,
-                .trainable = trainable,
-                .counted = true,
-                .flat = -1,
-                .bucket = -1,
-                .compute = -1,
-                .file = "model.lua",
-                .line = 3};
-  dt_vec_push(&g->param, p);
-  return p.val;
+  dt_type t = {0};
+  dt_build b = dt_build_at(g, DT_FWD);
+  b.at.file = "model.lua", b.at.line = 3;
+  T_CHECK(type_parse(type, &t));
+  return dt_graph_param(&b, &(dt_param){.name = name, .trainable = trainable}, &t);
 }
 static int count_ops(const dt_graph *g, int op) {
   int n = 0;
@@ -619,9 +617,9 @@ static void test_print(void) {
   dt_print(&g, &s);
   T_STR(s.p, "graph traced data=2\n"
              "%0 = input \"x\" f32[4,6] fwd\n"
-             "%1 = param \"w\" f32[6,6] fwd\n"
-             "%2 = param \"frozen\" f32[6] fwd\n"
-             "%3 = param \"unused\" f32[6] fwd\n"
+             "%1 = param \"w\" f32[6,6] fwd model.lua:3\n"
+             "%2 = param \"frozen\" f32[6] fwd model.lua:3\n"
+             "%3 = param \"unused\" f32[6] fwd model.lua:3\n"
              "%4 = linear %0 %1 f32[4,6] fwd model.lua:10\n"
              "%5 = relu %4 f32[4,6] fwd model.lua:11\n"
              "%6 = add %5 %2 f32[4,6] fwd model.lua:11\n"

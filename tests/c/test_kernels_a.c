@@ -187,7 +187,7 @@ static void test_elementwise(const ew *e, int dtype, int pattern, int64_t rows, 
   int16_t result = 0;
   dt_vm vm = {.nin = e->arity, .nout = 1, .nins = 1, .nreg = e->arity > 0 ? e->arity : 1, .space = space};
   vm.out = &result, vm.ins = &s;
-  vm.f64 = dtype == DT_F64 || to == DT_F64;
+  vm.type = dtype == DT_F64 || to == DT_F64 ? DT_F64 : dt_is_float(to) ? DT_F32 : dt_compute_type(dtype);
   for (int k = 0; k < e->arity; k++) {
     /* an infinite gradient times a derivative that underflows to 0 is NaN, and may be */
     in[k] = operand(dtype, pattern, k, rows, cols, dt_is_float(dtype) && !(k == 0 && strstr(e->name, "_bwd")));
@@ -220,7 +220,8 @@ static void test_program(void) {
   const bool f64 = irnd(2);
   dt_vmi ins[16] = {{0}};
   int16_t outs[4];
-  dt_vm vm = {.nin = irnd(6), .nout = 1 + irnd(4), .nins = irnd(14), .f64 = f64, .ins = ins, .out = outs};
+  dt_vm vm = {
+      .nin = irnd(6), .nout = 1 + irnd(4), .nins = irnd(14), .type = f64 ? DT_F64 : DT_F32, .ins = ins, .out = outs};
   vm.space = dt_type_make(DT_F32, 3, shape);
   if (!vm.nin && !vm.nins) vm.nins = 1;
   vm.nreg = vm.nin + 1 + irnd(4);
@@ -232,7 +233,7 @@ static void test_program(void) {
       if (set[r]) live[n++] = r;
     int op = n ? ops[irnd(12)] : DT_EW_full;
     int16_t dst = (int16_t)irnd(vm.nreg);
-    ins[j] = (dt_vmi){(uint16_t)op, dst, -1, -1, -1, {rnd(), 0}};
+    ins[j] = (dt_vmi){(uint16_t)op, dst, -1, -1, -1, {rnd(), 0}, {0, 0}};
     if (op == DT_EW_cast) ins[j].imm[0] = (int[]){DT_BF16, DT_F16, DT_F32, DT_F64, DT_I32, DT_BOOL}[irnd(6)];
     for (int k = 0; k < 3 && n; k++) *(&ins[j].a + k) = (int16_t)live[irnd(n)];
     set[dst] = true;
@@ -488,7 +489,7 @@ static void test_movement(int dtype, int layout) {
     same("concat", &c, i, b < 4 ? get(&in[0], (a * 4 + b) * 2 + k) : get(&in[2], (a * 5 + b - 4) * 2 + k), 0);
   }
   dt_attr attr[DT_MAX_ATTR] = {I(3), I(1), I(0), I(2)};
-  attr[9].i = 3, attr[10].i = 2, attr[18].f = 7;
+  attr[9].i = 3, attr[10].i = 2, attr[18].f = 7, attr[19].i = 7;
   call(DT_OP_pad, 1, in, 1, &p, attr, NULL, 0);
   for (int64_t i = 0; i < 120; i++) {
     int64_t a = i / 20 - 1, b = i / 5 % 4, k = i % 5 - 2;

@@ -222,8 +222,14 @@ static void one_linear(int dtype, int lx, bool bias, int epi, int nd, const int6
                   {.op = DT_EW_add, .dst = 2, .a = 2, .b = 0, .c = -1}};
   int16_t regs[] = {2, 0};
   const int nout = epi == 1 ? 2 : 1;
-  dt_vm vm = {
-      .nin = 2, .nout = nout, .nins = 3, .nreg = 3, .f64 = dtype == DT_F64, .space = y.t, .out = regs, .ins = ins};
+  dt_vm vm = {.nin = 2,
+              .nout = nout,
+              .nins = 3,
+              .nreg = 3,
+              .type = dt_compute_type(dtype),
+              .space = y.t,
+              .out = regs,
+              .ins = ins};
   if (!epi) call(DT_OP_linear, nin, in, 1, &y, LIST(I(bias)), NULL, 0);
   else call(DT_OP_linear, nin, in, nout, (dt_view[]){z, y}, LIST(I(bias)), &vm, 0);
   if (epi < 2) all_near("y", &y, want, size);

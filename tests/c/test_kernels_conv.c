@@ -145,7 +145,7 @@ static void with_epilogue(int op, int nin, const dt_view *in, const dt_view *y, 
                 .nout = 1 + kept,
                 .nins = 3,
                 .nreg = 3,
-                .f64 = dtype == DT_F64,
+                .type = dt_compute_type(dtype),
                 .space = y->t,
                 .out = (int16_t[]){2, 0},
                 .ins = ins};

@@ -162,17 +162,9 @@ static dt_status bench_build(bench *b, const op_case *c, dt_err *e) {
   dt_val loss = -1, out[DT_MAX_OUT];
   for (int i = 0; i < c->nin; i++) {
     bool p = wants_gradient(c, i);
-    b->in[i] = dt_build_leaf(&b->build, p ? DT_OP_param : DT_OP_buffer, &c->in[i], NULL);
+    b->in[i] = p ? dt_graph_param(&b->build, &(dt_param){.name = "x", .trainable = true}, &c->in[i])
+                 : dt_build_leaf(&b->build, DT_OP_buffer, &c->in[i], NULL);
     if (!p) continue;
-    dt_param q = {.name = "x",
-                  .val = b->in[i],
-                  .grad = -1,
-                  .trainable = true,
-                  .counted = true,
-                  .flat = -1,
-                  .bucket = -1,
-                  .compute = -1};
-    dt_vec_push(&g->param, q);
     dt_val s = weighted_sum(b, b->in[i]);
     loss = loss < 0 ? s : dt_build2(&b->build, DT_OP_add, loss, s);
   }

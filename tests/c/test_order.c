@@ -68,7 +68,6 @@ static void holds(const dt_graph *g) {
         }
       }
     }
-    T_CHECK(n->order == i);
   }
   T_CHECK(!back && !early && !late && writes > 0);
 }

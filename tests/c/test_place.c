@@ -154,9 +154,9 @@ static void gradients(const net_job *j) {
     for (int i = 0; i < s.r[r].g->param.n; i++) {
       const dt_graph *g = s.r[r].g, *h = one.r[0].g;
       const dt_param *p = &g->param.p[i], *q = &h->param.p[i];
-      for (int64_t k = 0; k < dt_numel(&p->full); k++, seen++)
+      for (int64_t k = 0; k < dt_numel(&p->stored.local); k++, seen++)
         wrong += !(fabs(interp_get(&s.r[r].x, p->val, k) -
-                        interp_get(&one.r[0].x, q->val, ranks_global(&j->mesh, p, r, &p->full, k))) < 1e-6);
+                        interp_get(&one.r[0].x, q->val, ranks_global(&j->mesh, p, r, &p->stored.local, k))) < 1e-6);
     }
   T_CHECK(seen && !wrong);
   ranks_end(&s), ranks_end(&one);
@@ -256,15 +256,18 @@ T_TEST ("a parameter is cut by one axis or by several, in segments where it is s
   net_job j = layered(HEADS, 2);
   dt_graph *g = net_graph(&j, 1, DT_PRUNED, &c, &e);
   const dt_param *p = &g->param.p[net_param_of(g, "qkv.w")];
-  T_CHECK(p->ncut == 1 && p->cut[0].axis == 0 && p->cut[0].dim == 0 && p->cut[0].segs.n == 3);
-  T_CHECK(p->cut[0].segs.size[0] == 12 && p->cut[0].segs.size[1] == 8 && p->cut[0].segs.size[2] == 4);
-  T_CHECK(dt_type_of(g, p->val)->dim[0] == 12 && p->whole.dim[0] == 24 && p->partial == 0);
+  T_CHECK(p->placed.ncut == 1 && p->placed.cut[0].axis == 0 && p->placed.cut[0].dim == 0 &&
+          p->placed.cut[0].segs.n == 3);
+  T_CHECK(p->placed.cut[0].segs.size[0] == 12 && p->placed.cut[0].segs.size[1] == 8 &&
+          p->placed.cut[0].segs.size[2] == 4);
+  T_CHECK(dt_type_of(g, p->val)->dim[0] == 12 && p->whole.dim[0] == 24 && p->placed.partial == 0);
   dt_compiled_fini(&c);
   net_drop(g);
 
   j = layered(SCATTERED, 2); /* the norm behind it, of divided rows, gets parts of its gradient */
   g = net_graph(&j, 0, DT_PRUNED, &c, &e);
-  T_CHECK(g->param.p[net_param_of(g, "in.w")].partial == 0 && g->param.p[net_param_of(g, "up.w")].partial == 0);
+  T_CHECK(g->param.p[net_param_of(g, "in.w")].placed.partial == 0 &&
+          g->param.p[net_param_of(g, "up.w")].placed.partial == 0);
   dt_compiled_fini(&c);
   net_drop(g);
 
@@ -274,7 +277,8 @@ T_TEST ("a parameter is cut by one axis or by several, in segments where it is s
   dt_spec s = net_spec(&j, 3);
   T_CHECK(!dt_pass_place(g, &s, &e));
   p = &g->param.p[2];
-  T_CHECK(p->ncut == 2 && p->cut[0].axis == 0 && p->cut[1].axis == 1 && dt_type_of(g, p->val)->dim[0] == NET_WIDE / 4);
+  T_CHECK(p->placed.ncut == 2 && p->placed.cut[0].axis == 0 && p->placed.cut[1].axis == 1 &&
+          dt_type_of(g, p->val)->dim[0] == NET_WIDE / 4);
   net_drop(g);
 }
 T_TEST ("what no rule has a use for divided is gathered, and remembered with op, line, axis and bytes") {
@@ -297,7 +301,7 @@ T_TEST ("what does not divide is refused, with axis, sizes that would do and the
   j = layered(COLUMNS, 3);
   j.infer = true;
   refused(&j, "parameter up.w: dim 0 has 16, which do not divide among the 3 ranks of axis \"parts\"; 15 or 18 would",
-          "");
+          "net.lua:1");
 }
 dt_pool_free(pool);
 T_END

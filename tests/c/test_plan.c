@@ -12,6 +12,7 @@
 
 enum { IN = 6, HID = 5, OUT = 3, SAMPLES = 23 };
 static dt_ctx *ctx;
+static const dt_init uniform = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5};
 
 /* x -> linear -> gelu -> linear -> mean((y - t)^2), SGD; two parameters share a group, one is used twice when `tied` */
 static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
@@ -34,16 +35,7 @@ static dt_graph *mlp(int64_t rows, bool tied, const dt_mesh *mesh) {
   dt_val p[4];
   for (int i = 0; i < 4; i++) {
     if (tied && i == 2) continue;
-    p[i] = dt_build_leaf(&b, DT_OP_param, &tp[i], name[i]);
-    dt_param q = {.name = name[i],
-                  .val = p[i],
-                  .grad = -1,
-                  .trainable = true,
-                  .counted = true,
-                  .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5},
-                  .compute = -1,
-                  .flat = -1};
-    dt_vec_push(&g->param, q);
+    p[i] = dt_graph_param(&b, &(dt_param){.name = name[i], .trainable = true, .init = uniform}, &tp[i]);
   }
   if (tied) p[2] = dt_build_permute(&b, p[0], (int[]){1, 0});
   const dt_attrs bias = {.linear.bias = true};
@@ -70,15 +62,8 @@ static dt_graph *cnn(int64_t rows) {
   dt_val y = ix.val;
   for (int i = 0; i < 2; i++) {
     const char *name = i ? "second" : "first";
-    dt_param w = {.name = name,
-                  .val = dt_build_leaf(&b, DT_OP_param, &tw[i], name),
-                  .grad = -1,
-                  .trainable = true,
-                  .init = {.kind = DT_INIT_UNIFORM, .a = -0.5, .b = 0.5},
-                  .compute = -1,
-                  .flat = -1};
-    dt_vec_push(&g->param, w);
-    y = dt_build1(&b, DT_OP_relu, dt_build_op(&b, DT_OP_conv2d, (dt_val[]){y, w.val}, 2, NULL));
+    dt_val w = dt_graph_param(&b, &(dt_param){.name = name, .trainable = true, .init = uniform}, &tw[i]);
+    y = dt_build1(&b, DT_OP_relu, dt_build_op(&b, DT_OP_conv2d, (dt_val[]){y, w}, 2, NULL));
   }
   g->loss = dt_build_reduce(&b, DT_OP_mean, dt_build1(&b, DT_OP_square, y), 0, NULL, false);
   return g;
@@ -372,8 +357,8 @@ T_TEST ("the gradient norm counts what differs between ranks once, over the axes
   for (int zero = 0; zero < 4; zero++) {
     dt_graph *g = mlp(16, false, &mesh);
     g->val.p[g->param.p[0].val].place[1].kind = DT_S; /* up.weight over "tensor" */
-    g->param.p[1].partial = 1 << 1;                   /* up.bias: a partial sum over it */
-    g->param.p[3].counted = false;                    /* down.bias: counted on another stage */
+    g->param.p[1].placed.partial = 1 << 1;            /* up.bias: a partial sum over it */
+    g->param.p[3].staged.counted = false;             /* down.bias: counted on another stage */
     dt_spec s = spec_for(DT_F32);
     s.verbs.keep = keep_shares, s.verbs.ctx = &zero;
     dt_plan *p = NULL;

@@ -70,7 +70,7 @@ static void layout_by_size(void) {
     T_STR(l->name[k], ready[k]);
     T_CHECK(l->flat[k] == k * SLOT && dt_numel(&l->type[k]) == numel[k]);
     const dt_param *p = &m.g->param.p[net_param_of(m.g, ready[k])];
-    T_CHECK(p->flat == k * SLOT && p->bucket == k / 2 && p->own < 0 && p->own_len == numel[k]);
+    T_CHECK(p->stored.flat == k * SLOT && p->stored.bucket == k / 2 && p->stored.own < 0 && p->stored.len == numel[k]);
   }
   for (int b = 0; b < 4; b++) {
     const dt_layout_bucket *k = &l->bucket[b];
@@ -91,14 +91,15 @@ static void shares_are_a_partition(void) {
       made m = make(&j, r, DT_REDUCED);
       for (int k = 0; k < PARAMS; k++) {
         const dt_param *p = &m.g->param.p[net_param_of(m.g, ready[k])];
-        const dt_layout_bucket *b = &m.c.layout.bucket[p->bucket];
-        int64_t part = (b->end - b->begin) / n, from = p->flat + p->own_begin;
-        if (!p->own_len) continue;
-        T_CHECK(p->own_begin == at[k] && from >= b->begin + r * part && from + p->own_len <= b->begin + (r + 1) * part);
-        T_CHECK(dt_numel(dt_type_of(m.g, p->own)) == p->own_len &&
-                dt_numel(dt_type_of(m.g, p->state[0])) == p->own_len);
-        T_CHECK(dt_node_of(m.g, p->own)->flags & DT_NODE_OWN);
-        at[k] += p->own_len;
+        const dt_layout_bucket *b = &m.c.layout.bucket[p->stored.bucket];
+        int64_t part = (b->end - b->begin) / n, from = p->stored.flat + p->stored.begin;
+        if (!p->stored.len) continue;
+        T_CHECK(p->stored.begin == at[k] && from >= b->begin + r * part &&
+                from + p->stored.len <= b->begin + (r + 1) * part);
+        T_CHECK(dt_numel(dt_type_of(m.g, p->stored.own)) == p->stored.len &&
+                dt_numel(dt_type_of(m.g, p->state[0].val)) == p->stored.len);
+        T_CHECK(dt_node_of(m.g, p->stored.own)->flags & DT_NODE_OWN);
+        at[k] += p->stored.len;
       }
       drop(&m);
     }
@@ -154,7 +155,7 @@ static void parameters(void) {
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_FWD), 4, 1, TOTAL / 2);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_BWD), 0, 0, 0); /* what was gathered last is still there */
   T_CHECK(m.g->share.n == 4 && m.c.layout.stored == m.c.layout.total / 2);
-  for (int i = 0; i < PARAMS; i++) T_CHECK(m.g->param.p[i].val == m.g->param.p[i].own);
+  for (int i = 0; i < PARAMS; i++) T_CHECK(m.g->param.p[i].val == m.g->param.p[i].stored.own);
   drop(&m);
   j.bucket =
       256; /* each alone: forward uses 0.w 0.b 1.w 1.b 2.w 2.b head.w, backward head.w 2.w 1.w, and two gathers may lie between */
@@ -197,7 +198,7 @@ static void partial_elsewhere(void) {
   dt_compiled c = {0};
   dt_spec s = net_spec(&j, 0);
   dt_graph *g = net_mlp(&j);
-  g->param.p[1].partial = 2;
+  g->param.p[1].placed.partial = 2;
   T_CHECK(!net_pass(g, &s, &c, DT_REDUCED, &e));
   T_CHECK(c.layout.nbucket == 2 && c.layout.bucket[0].axes == 1 && c.layout.bucket[1].axes == 3);
   T_SEEN(collectives(g, DT_OP_all_reduce, DT_BWD), 2, -1, c.layout.total * 4);

@@ -11,17 +11,8 @@ enum { MOST = 1000 };
 
 /* ---- graphs ---- */
 static dt_val parameter(dt_build *b, const char *name) {
-  dt_graph *g = b->g;
   dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){64, 64});
-  dt_param p = {.name = dt_arena_strdup(&g->mem, name),
-                .grad = -1,
-                .trainable = true,
-                .counted = true,
-                .compute = -1,
-                .flat = -1};
-  p.val = dt_build_leaf(b, DT_OP_param, &t, p.name);
-  dt_vec_push(&g->param, p);
-  return p.val;
+  return dt_graph_param(b, &(dt_param){.name = dt_arena_strdup(&b->g->mem, name), .trainable = true}, &t);
 }
 static dt_val layer(dt_build *b, dt_val x, dt_val w) {
   return dt_build1(b, DT_OP_tanh, dt_build_op(b, DT_OP_linear, (dt_val[]){x, w}, 2, NULL));
@@ -111,9 +102,9 @@ static void look(const dt_graph *g, int rank, seen *s) {
   for (int i = 0; i < g->param.n; i++) {
     const dt_param *p = &g->param.p[i];
     int k = atoi(p->name + 1);
-    s->held[k]++, s->counted[k] += p->counted;
+    s->held[k]++, s->counted[k] += p->staged.counted;
     T_CHECK(p->grad >= 0 && dt_node_of((dt_graph *)g, p->grad)->op == DT_OP_accum_grad);
-    T_CHECK(p->stages == 0 || p->stages >> rank & 1);
+    T_CHECK(p->staged.stages == 0 || p->staged.stages >> rank & 1);
   }
   s->losses += g->loss >= 0;
   s->layers += count(g, DT_OP_linear, DT_FWD) + count(g, DT_OP_matmul, DT_FWD);
@@ -179,7 +170,7 @@ T_TEST ("a tied parameter is on the ranks of both its stages, a copied one on th
     T_CHECK(!dt_stages_new(2, 1 + copied, 2, (const int[]){0, 1, 1, 0}, "own.lua:9", &map, &e));
     dt_graph *g = net(2, 3, copied ? 0 : TIED, 0);
     T_CHECK(!cut(g, 0, map, NULL, false, &l));
-    T_CHECK(g->param.p[0].stages == 3 && g->param.p[0].copied == copied && g->param.p[0].counted);
+    T_CHECK(g->param.p[0].staged.stages == 3 && g->param.p[0].staged.copied == copied && g->param.p[0].staged.counted);
     T_CHECK(g->chunks == 1 + copied && (g->param.n == 3) == copied);
     dt_layout_fini(&l);
     dt_stages_free(map);

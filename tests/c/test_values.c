@@ -60,7 +60,7 @@ static void compare(void *ctx, const char *name, int64_t k, double value, double
   const ranks_one *r = &x->one->r[0];
   const dt_param *p = &r->g->param.p[net_param_of(r->g, name)];
   double far = fabs(value - interp_get(&r->x, p->val, k));
-  if (!isnan(state)) far = fmax(far, fabs(state - interp_get(&r->x, p->state[0], k)));
+  if (!isnan(state)) far = fmax(far, fabs(state - interp_get(&r->x, p->state[0].val, k)));
   x->seen++;
   if (!(far <= x->near)) x->wrong++;
   x->worst = fmax(x->worst, far);

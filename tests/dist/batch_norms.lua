@@ -1,5 +1,5 @@
--- A net with three batch norms in a loop of its own: prints what the first has gathered after a step in which all samples were seen, and how
--- many collectives of later steps were of no plan. For tests.
+-- A net with three batch norms in a loop of its own: prints what the first has gathered after a step in which all samples were seen,
+-- and how many collectives of later steps were of no plan. For tests.
 local core, dt = require "dtrain.core", require "dtrain"
 local nn = dt.nn
 

@@ -1,5 +1,5 @@
--- Samples divided over an axis that cuts tensors, by placing the inputs: a job for `dtrain check`; with --loop its ranks print which samples they
--- were asked for. For tests.
+-- Samples divided over an axis that cuts tensors, by placing the inputs: a job for `dtrain check`; with --loop its ranks print which
+-- samples they were asked for. For tests.
 local dt = require "dtrain"
 local nn = dt.nn
 

@@ -58,7 +58,7 @@ case("unknown option of a data set", { data = "data.synthetic { input = { 10 } }
 case("unknown metric", { more = "eval = { data = data.synthetic { inputs = {10}, targets = {5} }, metrics = { 'acuracy' } },", line = "job",
   says = "no metric 'acuracy'; did you mean 'accuracy'" })
 case("no learning rate", { optimizer = "optim.define { update = function(p) return p end } {}", line = "optimizer", says = "needs a learning rate; write" })
-case("negative learning rate", { optimizer = "optim.SGD { lr = -1 }", line = "optimizer", says = "lr wants a number of at least 0" })
+case("negative learning rate", { optimizer = "optim.SGD { lr = -1 }", line = "optimizer", says = "lr wants a finite number of at least 0" })
 case("betas of another length", { optimizer = "optim.Adam { lr = 1, betas = { 0.9 } }", line = "optimizer", says = "betas wants 2 numbers" })
 case("clip of another type", { more = "clip = true,", line = "job", says = "clip wants a number" })
 case("a class instead of an instance", { model = "nn.ReLU", line = "job", says = "class.*make an instance" })
@@ -141,7 +141,7 @@ case("CIFAR file of an odd size", { data = "data.cifar10 { files = { 'x.bin' } }
 case("a split of more than all", { data = "data.synthetic { inputs = {10}, targets = {5}, split = { train = 0.9, valid = 0.2 } }",
   line = "data", says = "add up to 1.1" })
 case("a negative split", { data = "data.synthetic { inputs = {10}, targets = {5}, split = { train = -1 } }", line = "data",
-  says = "train wants a number above 0" })
+  says = "train wants a finite number above 0" })
 case("bad safetensors", { before = "dt.load 'x.safetensors'", files = { ["x.safetensors"] = ("\255"):rep(40) }, line = "before",
   says = "x.safetensors.*;" })
 case("load of an unknown kind", { before = "dt.load 'x.pt'", files = { ["x.pt"] = "abc" }, line = "before", says = "x.pt" })
@@ -290,6 +290,21 @@ parallel("ranks that the mesh does not divide", "tensor = 2", "3 ranks do not di
 parallel("an unknown axis in mesh", 'mesh = { "data", "tensr" }', 'there is no axis "tensr"; did you mean \'tensor\'', { plan = 2 })
 parallel("an axis that mesh leaves out", 'tensor = 2, mesh = { "data" }', 'leaves out the axis "tensor" of size 2', { plan = 2 })
 parallel("an axis twice in mesh", 'mesh = { "data", "data" }', 'names the axis "data" twice', { plan = 2 })
+
+-- ---- limits ----
+local many_layers = "(function() local l = {} for i = 1, 70 do l[i] = nn.Linear(10, i == 70 and 5 or 10) end return nn.Sequential(l) end)()"
+case("a pipeline of more stages than can be", { model = many_layers, more = "parallel = { pipeline = 65 },", plan = 65, line = "job",
+  says = "pipeline = 65; at most 64 ranks can share a pipeline" })
+case("more axes than can be", { before = "local s = { name = 'many', axes = function() local l = {} for i = 1, 9 do "
+  .. "l[i] = { name = 'a' .. i, size = 1 } end return l end }", more = "parallel = { strategies = { s } },", line = "job",
+  says = "have 12 axes %(data, .*a9%); at most 8 can be: make one of two, or leave a strategy out", ranks = 2 })
+case("an axis of a long name", { before = "local s = { name = 'long', axes = function() return { { name = ('a'):rep(16), size = 1 } } end }",
+  more = "parallel = { strategies = { s } },", line = "job", says = 'strategy long: the name "a+" has 16 letters; at most 15 can be' })
+case("more optimizer states than can be", { before = "local O = optim.define { name = 'O', state = { 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i' }, "
+  .. "update = function(p, g, s, h) for k in ('abcdefghi'):gmatch '.' do s[k] = s[k] + g end return p - h.lr * g end }",
+  optimizer = "O { lr = 0.1 }", line = "job", says = "'weight' has 8 states already; that is the most", ranks = 2 })
+case("a reshape to nine dims", { loss = "function(y, t) return dt.mean(y:reshape { -1, 1, 1, 1, 1, 1, 1, 1, 5 }) end", line = "loss",
+  says = "reshape: 'shape' has more than 8 numbers; a tensor has at most 8 dims" })
 parallel("data that is a word", 'data = "all"', 'data wants "auto" or a number of ranks')
 parallel("a misspelt strategy", "tensr = 2", "no option 'tensr'; did you mean 'tensor'")
 parallel("tensor = 0", "tensor = 0", "tensor wants a whole number of at least 1, got 0")
@@ -383,6 +398,7 @@ verb("a keep that mixes axes", "keep = function() return { states = {}, gradient
 verb("two strategies that say one thing of wire", "wire = function() return { bucket_mb = 1 } end }, { wire = function() return { bucket_mb = 2 } end",
   "the strategies strategies%[1%] and strategies%[2%] both say bucket_mb of wire; leave one of them out")
 verb("a wire of an unknown key", "wire = function() return { bucketmb = 1 } end", "wire of strategy strategies%[1%] has no option 'bucketmb'; did you mean 'bucket_mb'", "more")
+parallel("two ways to recompute", 'recompute = "full", strategies = { { place = function(g) g:recompute { ops = { "gelu" } } end } }', "graph:recompute: what backward makes again was said already; leave one of the two out", { plan = 2 })
 verb("a precision that is none", "precision = function() return 'i8' end", "precision of strategy strategies%[1%], for linear: \"f32\", \"bf16\", \"f16\" or nil, got \"i8\"", "more")
 verb("two strategies of precision", "precision = function() return 'f32' end }, { precision = function() return 'bf16' end", "strategies%[1%] and strategies%[2%] both say precision")
 verb("an update that returns nothing", "update = function() end", "update of strategy strategies%[1%] must return the new value of", "more")
@@ -435,19 +451,49 @@ for _, dtype in ipairs { "f32", "bf16", "f16" } do
 end
 case("an overflow that no loss scale helps", { loss = "function(y, t) return ((y - t) * 1e4):square():mean() end", steps = "100",
   more = "precision = { dtype = 'f16', loss_scale = 1e30 }", says = "20 steps in a row overflowed at a loss scale that shrinks no more" })
+-- the rank that is told names the value, whichever rank has it
+for _, way in ipairs { "data = 2", "pipeline = 2", "zero = 2" } do
+  case("a gradient beyond f32, " .. way, { model = "nn.Sequential { nn.Linear(10, 5), nn.Linear(5, 5) }", alone = false,
+    loss = "function(y) return (y * 3e38):mean() * 1e3 end", more = "parallel = { " .. way .. " }",
+    says = "step 1: the loss is .*the first value that is not finite came out of", ranks = 2 })
+end
 case("a label out of range in evaluation", { model = "nn.Linear(10, 3)", loss = "nn.CrossEntropy()",
   data = "{ train = data.synthetic { inputs = { 10 }, classes = 3 }, valid = data.tensors { inputs = dt.ones { 4, 10 }, targets = dt.full({ 4 }, 7, 'i64') } }",
   more = "eval = { metrics = { 'accuracy', 'top_2' } }", says = "label 7 is outside 0 to 2; labels count from 0", ranks = 2 })
+-- ids out of range are seen where they are looked up, also where integers come out or nobody reads what does
+local looked_up = {
+  { "one_hot", "label 150 is outside 0 to 2", "function N:forward(x) return self.l(dt.one_hot(x, { classes = 3 }):to 'f32') end" },
+  { "one_hot", "label 150 is outside 0 to 2", "function N:forward(x) return self.l(dt.where(x:lt(0):unsqueeze(-1), dt.one_hot(x, { classes = 3, dtype = 'f32' }), 1)) end" },
+  { "gather", "index 150 is outside 0 to 6", "function N:forward(x) return self.l((dt.arange(7):gather(x, 0):to 'f32'):reshape { -1, 1 }:broadcast_to { x:size(0), 3 }) end" },
+  { "gather", "index 150 is outside 0 to 6", "function N:forward(x) return self.l(dt.ones { 7, 3 }:gather(x:reshape { -1, 1 }:broadcast_to { x:size(0), 3 }, 0)) end" },
+  { "embedding", "id 150 is outside 0 to 4", "function N:forward(x) return self.l(self.e(x)) end" },
+}
+for i, l in ipairs(looked_up) do
+  for _, how in ipairs { "precision = 'f32'", "precision = 'bf16'", "precision = 'f16'", "parallel = { pipeline = 2 }", "parallel = { tensor = 2 }" } do
+    if i == 1 or i == 5 or how:find "f32" then
+      case(("an id out of range in %s (%d), %s"):format(l[1], i, how), { says = l[1] .. ": " .. l[2], line = "before",
+        before = "local N = nn.module 'N'; function N:init() self.l, self.e = nn.Sequential { nn.Linear(3, 4), nn.Linear(4, 2) }, nn.Embedding(5, 3) end; "
+          .. l[3], model = "N()", batch = "8",
+        data = "data.tensors { inputs = dt.tensor({ 1, 2, 0, 1, 2, 150, 1, 0 }, 'i64'), targets = dt.ones { 8, 2 } }", more = how,
+        ranks = 2, alone = not how:find "parallel" })
+    end
+  end
+end
+case("an id out of range in evaluation", { says = "one_hot: label 3 is outside 0 to 2", line = "before", batch = "4", model = "N()",
+  before = "local N = nn.module 'N'; function N:init() self.l = nn.Linear(3, 2) end; " .. looked_up[1][3], ranks = 2,
+  data = "{ train = data.tensors { inputs = dt.zeros({ 8 }, 'i64'), targets = dt.ones { 8, 2 } }, "
+    .. "valid = data.tensors { inputs = dt.full({ 3 }, 3, 'i64'), targets = dt.ones { 3, 2 } } }", more = "eval = {}" })
 case("labels that only broadcast", { model = "nn.Linear(10, 3)", loss = "function(y, t) return nn.cross_entropy(y, t:squeeze(-1)) end",
   data = "data.tensors { inputs = dt.ones { 8, 10 }, targets = dt.zeros({ 8, 1 }, 'i64'), split = { train = 4, valid = 4 } }", batch = "4",
   more = "eval = { metrics = { 'accuracy' } }", says = "metric accuracy: the output is {4, 3}, so the labels must be {4}, but the targets are {4, 1}" })
 -- ranges of hyperparameters
 for _, o in ipairs { { "AdamW { lr = 1, betas = { 0.9, 1 } }", "betas wants a number from 0 to less than 1, got 1" },
+  { "SGD { lr = math.huge }", "lr wants a finite number of at least 0, got inf" },
   { "Adam { lr = 1, betas = { 1.5, 0.9 } }", "betas wants a number from 0 to less than 1, got 1.5" },
-  { "AdamW { lr = 1, eps = -1 }", "eps wants a number of at least 0, got %-1" },
+  { "AdamW { lr = 1, eps = -1 }", "eps wants a finite number of at least 0, got %-1" },
   { "SGD { lr = 1, momentum = -2 }", "momentum wants a number from 0 to 1, got %-2" },
   { "RMSprop { lr = 1, alpha = 2 }", "alpha wants a number from 0 to 1, got 2" },
-  { "Lion { lr = 1, weight_decay = -1 }", "weight_decay wants a number of at least 0, got %-1" },
+  { "Lion { lr = 1, weight_decay = -1 }", "weight_decay wants a finite number of at least 0, got %-1" },
   { "SGD { lr = 1, groups = { { match = 'weight', momentum = 3 } } }", "groups%[1%]: momentum wants a number from 0 to 1, got 3" } } do
   case("a hyperparameter out of its range: " .. o[1], { optimizer = "optim." .. o[1], line = "optimizer", says = o[2] })
 end

@@ -23,12 +23,30 @@ describe("dtrain check finds equal", function()
     local code, text = check "tests/dist/dropout.lua --ranks 3"
     assert.are.equal(0, code, text)
   end)
+  it("300 blocks whose q, k and v are one product, each divided by its own segments", function()
+    local code, text = check "tests/dist/fused_blocks.lua --ranks 2 --steps 2"
+    assert.are.equal(0, code, text)
+    assert.is_truthy(text:find "gradients of 1200 parameters", text)
+    local function parameters(words) -- bytes of a rank
+      local _, plan = support.run("plan tests/dist/fused_blocks.lua " .. words)
+      return tonumber((plan:match "parameters +([%d,]+)":gsub(",", "")))
+    end
+    assert.is_true(parameters "--ranks 2" < 0.52 * parameters "--parallel none")
+  end)
   for _, ranks in ipairs { 2, 4 } do
     it(("batch norm over all replicas, %d of them"):format(ranks), function()
       local code, text = check("tests/dist/sync_norm.lua --ranks " .. ranks)
       assert.are.equal(0, code, text)
     end)
   end
+  it("says that batch norm is the reason only where it can be", function()
+    local code, text = check "tests/dist/sync_norm.lua --ranks 2 --sync=false"
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find("BatchNorm2d normalises 8 samples together here and 16 in one process", 1, true), text)
+    code, text = support.run("check tests/dist/sync_norm.lua --ranks 2", { env = "DT_FAULT=skip_reduce" })
+    assert.are.equal(1, code, text)
+    assert.is_truthy(text:find "DIFFERS" and not text:find "BatchNorm2d", text)
+  end)
   it("no replicas whose microbatches differ where the model makes them meet", function()
     local code, text = check "tests/dist/sync_norm.lua --ranks 2 --samples 60"
     assert.are.equal(1, code, text)

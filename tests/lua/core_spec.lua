@@ -283,6 +283,9 @@ describe("tracing", function()
     fails("a training plan needs update = function(graph, entries)", g.compile, g, { train = true })
     fails("ranks = 4; give core.graph the mesh", g.compile, g, { ranks = 4 })
     fails("precision 'i64' is not supported", g.compile, g, { precision = "i64" })
+    fails("core.graph: precision 'i64' is not supported", core.graph, { precision = "i64" })
+    local low = core.graph { precision = "bf16" }
+    fails("the graph was traced for precision bf16, not f16; trace it for that", low.compile, low, { precision = "f16" })
     g:output(x, "x")
     g:compile {}
     fails("the graph was compiled already", g.input, g, "y", "f32", { 2 })

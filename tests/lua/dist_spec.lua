@@ -267,10 +267,12 @@ return dt.job { model = Turn(), loss = function(y) return y:mean() end, batch = 
 end)
 
 describe("batch norms on ranks", function()
-  for _, c in ipairs { { "{}", 2 }, { "{}", 3, "--micro 4" }, { "{}", 2, "--precision f16" }, { "{ zero = 1 }", 2 }, { "{ zero = 3 }", 2 },
-    { "{ tensor = 2 }", 2 }, { "{ pipeline = 2 }", 4, "--micro 4" }, { "{ sync = { every = 2 } }", 2 }, { "{ independent = true }", 2 } } do
+  for _, c in ipairs { { "{}", 2 }, { "{}", 3, "--micro 4" }, { "{}", 2, "--precision f16" }, { "{ zero = 1 }", 2 },
+    { "{ zero = 3 }", 2 }, { "{ tensor = 2 }", 2 }, { "{ pipeline = 2 }", 4, "--micro 4" }, { "{ sync = { every = 2 } }", 2 },
+    { "{ independent = true }", 2 } } do
     it(("take the mean of what replicas gathered, in the plan, under %s %s"):format(c[1], c[3] or ""), function()
-      local code, text = support.run(("tests/dist/batch_norms.lua --parallel %s %s"):format(support.quote(c[1]), c[3] or ""), { ranks = c[2] })
+      local words = ("tests/dist/batch_norms.lua --parallel %s %s"):format(support.quote(c[1]), c[3] or "")
+      local code, text = support.run(words, { ranks = c[2] })
       assert(code == 0, text)
       local micros = c[3] and c[3]:find "micro" -- statistics of one microbatch after another are no mean of all
       if not micros then assert.is_true(tonumber(text:match "running mean off by ([%d.e+-]+)") <= 1e-3, text) end

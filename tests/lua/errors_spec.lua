@@ -73,7 +73,7 @@ local cases = {
   { "a class in Sequential", 'nn.Sequential { nn.ReLU } --!', "make an instance" },
   { "a class as model", 'return job { model = nn.ReLU } --!', "make an instance" },
   { "an optimizer's function as optimizer", 'job { optimizer = optim.SGD } --!', "optimizer wants" },
-  { "a string as learning rate", 'optim.SGD { lr = "fast" } --!', "lr wants a number" },
+  { "a string as learning rate", 'optim.SGD { lr = "fast" } --!', "lr wants a finite number" },
   { "a negative learning rate", 'optim.SGD { lr = -1 } --!', "at least 0" },
   { "one beta", 'optim.Adam { lr = 1, betas = { 0.9 } } --!', "wants 2 numbers" },
   { "a bad pattern of a group", 'optim.SGD { lr = 1, groups = { { match = "%" } } } --!', "no Lua pattern" },
@@ -87,7 +87,7 @@ local cases = {
   { "a missing model", 'dt.job { loss = nn.MSE() } --!', "needs 'model'" },
   { "micro above global", 'job { batch = { global = 4, micro = 8 } } --!', "micro 8 is more than global 4" },
   { "a batch of 0", 'job { batch = 0 } --!', "at least 1" },
-  { "a clip of 0", 'job { clip = 0 } --!', "clip wants a number above 0" },
+  { "a clip of 0", 'job { clip = 0 } --!', "clip wants a finite number above 0" },
   { "more ranks asked than run", 'return job { parallel = { data = 4 } } --!', "data = 4, but 1 rank run" },
   { "evaluation without data", 'job { eval = { every = 1 } } --!', "eval needs data" },
   { "warm-up beyond the end", 'optim.warmup_cosine { warmup = 10, total = 5 } --!', "must be more than warmup" },
@@ -187,6 +187,19 @@ describe("mistakes", function()
       assert.is_nil(text:find("stdlib/", 1, true), text)
     end)
   end
+
+  it("names the line of a script whose path is longer than a message has room for", function()
+    local dir = folder .. ("/" .. ("d"):rep(150)):rep(3)
+    os.execute("mkdir -p " .. dir)
+    local path = dir:sub(#folder + 2) .. "/script.lua"
+    for _, body in ipairs { "return job { model = nn.Linear(7, 5) }", -- an operation's error
+      "return job { model = nn.Sequential { nn.Linear(10, 15), nn.GELU(), nn.Linear(15, 5) }, parallel = { tensor = 2 } }" } do -- a pass's
+      local text, code = run(("%s plan %s --ranks 2"):format(program, write(path, head .. "\n\n" .. body)))
+      assert.are_not.equal(0, code)
+      local _, lines = (head .. "\n\n"):gsub("\n", "")
+      assert.matches(("ddd/script%%.lua:%d: "):format(lines + 1), text)
+    end
+  end)
 
   it("names the verb nearest to an unknown one", function()
     local text, code = run(program .. " trian")

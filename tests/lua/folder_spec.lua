@@ -64,6 +64,21 @@ describe("a folder that holds another run's checkpoints", function()
     assert.are.equal("./notes.txt\n./run.json\n./step-00000001/manifest.json\n./step-00000001/model.safetensors\n"
       .. "./step-00000001/optim.safetensors\n", support.list(dir .. "/ck"))
   end)
+  it("is kept aside by --overwrite until the new run has a checkpoint", function()
+    local dir = fresh({ checkpoint = "nil" }, "--out out")
+    local old, checkpoints = support.read(dir .. "/out/metrics.jsonl"), support.list(dir .. "/out/checkpoints"):gsub("./run.json\n", "")
+    put(dir, { checkpoint = '{ dir = "out/checkpoints", every = 10000000 }', steps = "100000000" })
+    sh(dir, ([[%s a.lua --quiet --out out --overwrite & pid=$!
+      for i in $(seq 100); do [ -s out/metrics.jsonl ] && grep -q '"step":5' out/metrics.jsonl && break; sleep 0.05; done
+      kill -9 $pid; wait $pid; true]]):format(support.dtrain))
+    assert.are.equal(checkpoints, support.list(dir .. "/out/checkpoints/replaced"))
+    assert.are.equal(old, support.read(dir .. "/out/replaced/metrics.jsonl"))
+    assert.are.equal(0, (support.sh(("mv out/checkpoints/replaced/step-00000004 old && %s a.lua --quiet --resume old --resume-with script --steps 5 "
+      .. "--out new"):format(support.dtrain), { dir = dir }))) -- it is whole
+    assert.are.equal(0, (run(dir, "--out out --overwrite --steps 3")))
+    assert.is_nil(support.list(dir .. "/out"):find "replaced")
+    assert.are.same({ 1, 2, 3 }, support.metric(dir .. "/out/metrics.jsonl", "step"))
+  end)
   it("goes on from --resume auto, from the folder's own name, and with --out from the run's", function()
     local dir = fresh()
     assert.are.equal(0, (run(dir, "--resume auto --steps 5")))
@@ -410,24 +425,43 @@ os.exit(3)]])
     for r = 0, 3 do assert.matches(("told %d: [^\n]*rank %%d is at [^\n]*, rank %%d at [^\n]*must make the same calls"):format(r), text) end
     assert.is_true(seconds < 10, text)
   end)
-  for _, c in ipairs { { "data", "{}" }, { "tensor", "{ tensor = 2 }" } } do
-    it(("whose replicas of a parameter drift apart over %s are told which"):format(c[1]), function()
+  local normed = "nn.Sequential { nn.Linear(10, 16), nn.LayerNorm(16), nn.Linear(16, 5) }"
+  local twice = [[(function()
+    local l = nn.Linear(10, 10)
+    return nn.Sequential { l, nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), l, nn.Linear(10, 5) }
+  end)()]] -- stages 0 and 1 share l
+  local shifted = [[(function()
+    local Shift = nn.module "Shift"
+    function Shift:init() self.by = nn.buffer { 16 } end
+    function Shift:forward(x) return x + self.by end
+    return nn.Sequential { nn.Linear(10, 16), Shift(), nn.Linear(16, 5) }
+  end)()]]
+  -- strategy, ranks, model, the rank on which a bit flips, and of which tensor
+  for _, c in ipairs { { "{}", 2, normed, 1, "1.bias", 16 }, { "{ tensor = 2 }", 2, normed, 1, "1.bias", 16 },
+    { "{}", 2, normed, 1, "state:1.bias:v", 16 }, { "{ tensor = 2 }", 2, normed, 1, "state:1.bias:m", 16 },
+    { "{}", 2, shifted, 1, "buffer:1.by", 16 }, { "{ tensor = 2, zero = 1 }", 4, normed, 3, "1.bias", 16 },
+    { "{ pipeline = 2 }", 4, twice, 3, "5.bias", 5 }, { "{ pipeline = 2 }", 4, twice, 2, "state:5.bias:m", 5 },
+    { "{ pipeline = 2 }", 2, twice, 1, "0.bias", 10 }, { "{ pipeline = 2 }", 2, twice, 1, "state:0.bias:m", 10 } } do
+    it(("whose replicas of %s drift apart under %s are told so, %d ranks"):format(c[5], c[1], c[2]), function()
       local dir = support.folder()
-      support.write(dir .. "/a.lua", (script { model = "nn.Sequential { nn.Linear(10, 16), nn.LayerNorm(16), nn.Linear(16, 5) }",
-        checkpoint = "nil", parallel = c[2], steps = "9", more = "compare_every = 3" }):gsub("return dt.job",
-        "local job = dt.job") .. [[
+      support.write(dir .. "/a.lua", (script { model = c[3], checkpoint = "nil", parallel = c[1], steps = "9",
+        more = "compare_every = 3" }):gsub("return dt.job", "local job = dt.job") .. ([[
 
 local e = dt.engine(job)
 for step in e:batches() do
   e:step()
-  if step == 2 and dt.rank() == 1 then -- a bit that flips
-    e.exec:set("1.bias", dt.full({ 16 }, 0.5))
+  if step == 2 and dt.rank() == %d then -- a bit that flips
+    e.exec:set("%s", dt.full({ %d }, 0.5))
   end
+  if step == 2 and %s then require "dtrain.engine".compare(e) end -- before parameters follow
   if step == 5 then print "too late" end
-end]])
-      local code, text = run(dir, "", { ranks = 2, seconds = 20 })
+end]]):format(c[4], c[5], c[6], c[5]:find "state:" ~= nil))
+      local code, text = run(dir, "", { ranks = c[2], seconds = 20 })
       assert.are_not.equal(0, code)
-      assert.matches('replicas of a parameter differ at line %d+: rank 0 has "%d.%w+ %x+", rank 1 has "%d.%w+ %x+"', text)
+      local line = 'replicas of a tensor differ at line %d+: rank 0 has "([%w.:_]+) %x+", rank 1 has "([%w.:_]+) %x+"'
+      local first, second = text:match(line)
+      assert.are.equal(first, second, text)
+      if c[5]:find ":" then assert.are.equal(c[5], first, text) end -- a parameter takes others along
       assert.is_nil(text:find "too late")
     end)
   end

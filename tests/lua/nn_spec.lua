@@ -129,6 +129,19 @@ describe("layers", function()
     close(dt.cat({ a, b }, 0), dt.tensor { 1.0, 2.0, 3.0, 4.0 })
     local p, q = dt.chunk(dt.arange(5), 2)
     assert.are.same({ { 3 }, { 2 } }, { p:shape(), q:shape() })
+    local x, sizes, at = dt.rand({ 2, 90 }, 1), {}, 0 -- more pieces than one operation makes
+    for i = 1, 70 do sizes[i] = i % 10 == 0 and 3 or i % 7 == 0 and 0 or 1 end
+    sizes[70] = 90
+    for i = 1, 69 do sizes[70] = sizes[70] - sizes[i] end
+    local pieces = { x:split(sizes, 1) }
+    assert.are.equal(70, #pieces)
+    for i, piece in ipairs(pieces) do
+      close(piece, x:slice { dim = 1, start = at, stop = at + sizes[i] })
+      at = at + sizes[i]
+    end
+    assert.are.equal(9, select("#", x:chunk(9, 1)))
+    assert.has_error(function() x:split({ 1, 1, 1, 1, 1, 1, 1, 1, 83 }, 1) end,
+      "split: the sizes [8,83] add up to 91, but dim 1 of [2,90] has 90")
     assert.are.same({ 2, 1, 6 }, dt.rand({ 2, 1, 2, 3 }, 1):flatten(2):shape())
     assert.are.same({ 2, 3 }, dt.rand({ 2, 1, 3 }, 1):squeeze(1):unsqueeze(0):squeeze():shape())
   end)

@@ -54,6 +54,53 @@ print "right"]]
     for _, isa in ipairs { "portable", "avx2" } do assert.matches("right", run(script, { env = "DT_ISA=" .. isa })) end
   end)
 
+  it("that are integers are exact and wrap around as Lua's do, in every operation and chain, on any instruction set", function()
+    local script = support.read "tests/dist/integers.lua"
+    for _, isa in ipairs { "portable", "avx2" } do assert.matches("exact", run(script, { env = "DT_ISA=" .. isa })) end
+    assert.matches("exact", run(script, { ranks = 2 }))
+  end)
+
+  it("that an integer dtype can't hold are errors", function()
+    local x = dt.tensor({ 1, 2 }, "u8")
+    for want, f in pairs {
+      ["add: 300 does not fit the dtype u8"] = function() return x + 300 end,
+      ["lt: %-1 does not fit the dtype u8"] = function() return x:lt(-1) end,
+      ["tensor: 256 does not fit the dtype u8"] = function() return dt.tensor({ 256 }, "u8") end,
+      ["full: 1e%+40 does not fit the dtype i64"] = function() return dt.full({ 2 }, 1e40, "i64") end,
+      ["clamp: min is 0.5, but the tensor is i64"] = function() return dt.tensor({ 1 }, "i64"):clamp(0.5, 2) end,
+      ["pad: value is 0.5, but the tensor is u8"] = function() return x:pad { before = { 1 }, after = { 0 }, value = 0.5 } end,
+      ["clamp: max is 300, which the tensor's dtype u8 can't hold"] = function() return x:clamp(0, 300) end,
+    } do
+      local ok, e = pcall(f)
+      assert.is_false(ok)
+      assert.matches(want, e)
+    end
+    assert.are.same({ true, true }, ((dt.tensor { true, true } + dt.tensor { true, true })):totable())
+  end)
+
+  it("of gradients may be as large as their dtype allows: the norm is taken, and clips", function()
+    local script = [[local dt = require "dtrain"
+local nn, data = dt.nn, dt.data
+local args = dt.args { clip = false, scale = 1e25 }
+local engine = dt.engine(dt.job { model = nn.Linear(3, 1, { bias = false }), batch = 8, steps = 1,
+  loss = function(y) return (y * args.scale):mean() end,
+  optimizer = dt.optim.SGD { lr = args.clip and 1 or 1 / args.scale }, clip = args.clip and { norm = 1 } or nil,
+  data = data.tensors { inputs = dt.ones { 8, 3 }, targets = dt.ones { 8, 1 } } })
+local before = engine:state()["weight"]:totable()[1]
+for _, batch in engine:batches() do
+  local norm = engine:step(batch).grad_norm / args.scale
+  assert(math.abs(norm - 3 ^ 0.5) < 1e-6, norm)
+end
+local after = engine:state()["weight"]:totable()[1]
+for i = 1, 3 do assert(math.abs(before[i] - after[i] - (args.clip and 3 ^ -0.5 or 1)) < 1e-6, after[i]) end
+print "taken"]]
+    for _, options in ipairs { "", "--clip", "--scale 1e38", "--clip --scale 3e38" } do
+      assert.matches("taken", run(script, nil, options))
+      assert.matches("taken", run(script, { ranks = 2 }, options))
+      assert.matches("taken", run(script, { ranks = 2 }, "--parallel zero=2 " .. options))
+    end
+  end)
+
   it("of constant rows are exact", function()
     for _, dtype in ipairs { "f32", "f64" } do
       for _, v in ipairs { 0.1, 1e8 / 3, -1e30 / 7 } do

@@ -471,7 +471,7 @@ describe("dt.deepspeed", function()
     { with { optimizer = { type = "Adam", params = { learning_rate = 1 } } }, "optimizer.params.learning_rate: is no key" },
     { with { optimizer = { type = "Adam", params = { max_grad_norm = 1 } } }, "max_grad_norm: .*gradient_clipping" },
     { with { optimizer = { type = "Adam", params = { bias_correction = false } } }, "bias_correction" },
-    { with { optimizer = { type = "Adam", params = { lr = -1 } } }, "lr wants a number of at least 0" },
+    { with { optimizer = { type = "Adam", params = { lr = -1 } } }, "lr wants a finite number of at least 0" },
     { with { optimizer = { type = "Adam", params = { betas = { 0.9 } } } }, "betas wants 2 numbers" },
     { with { scheduler = { type = "Cosine" } }, "scheduler.type: Cosine is unknown; did you mean 'OneCycle'" },
     { with { scheduler = { type = "WarmupLR", params = { warmup_steps = 3 } } }, "scheduler.params.warmup_steps: is no key" },

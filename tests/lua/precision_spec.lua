@@ -79,6 +79,19 @@ describe("in a job of f32,", function()
   it('x:to "f32" is x', function() near(e, (run("f32", function(y) return dt.exp(y:to "f32") end)), 1e-6) end)
 end)
 
+describe("an example's strategy in bf16 equals one process:", function()
+  local dir = support.folder()
+  for _, name in ipairs { "conv_channels", "ring_attention" } do
+    it(name, function()
+      local text, n = support.read("examples/strategies/" .. name .. ".lua"):gsub("(return dt.job {)", '%1 precision = "bf16",')
+      assert.are.equal(1, n)
+      support.write(dir .. "/low.lua", text)
+      local code, said = support.run(("check %s/low.lua --ranks 2"):format(dir), { seconds = 120 })
+      assert.are.equal(0, code, said)
+    end)
+  end
+end)
+
 describe("norms and heads in f32 in a job of bf16", function()
   local dir = support.folder()
   support.write(dir .. "/gpt.lua", [[

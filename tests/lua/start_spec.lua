@@ -243,11 +243,34 @@ describe("a run that is asked to stop", function()
       assert.is_true(seconds < 3, text)
     end)
   end
-  it("is ended in a loop that never comes to the next step", function()
-    local code, text, seconds = run(loop(nil, nil, "if step == 2 then os.execute 'kill -TERM $PPID' while true do end end"))
-    assert.matches("a.lua:%d+: asked to stop by SIGTERM, but this code has not come to the next step for 5 s", text)
-    assert.are.equal(1, code, text)
-    assert.is_true(seconds < 12, text)
+  for _, c in ipairs { { "that never comes to the next step", "while true do end" },
+    { "of slow operations", "local x = dt.ones { 400, 400 } while true do x = x:matmul(x) end" } } do
+    it("is ended in a loop " .. c[1], function()
+      local code, text, seconds = run(loop(nil, nil, "if step == 2 then os.execute 'kill -TERM $PPID' " .. c[2] .. " end"))
+      assert.matches("a.lua:%d+: asked to stop by SIGTERM, but this code has not come to the next step for 5 s", text)
+      assert.are.equal(1, code, text)
+      assert.is_true(seconds < 12, text)
+    end)
+  end
+  local kill = "os.execute 'kill -TERM $PPID'"
+  for _, c in ipairs { { "that catches errors", kill .. " while true do pcall(function() while true do end end) end" },
+    { "in a coroutine", "coroutine.wrap(function() " .. kill .. " while true do end end)()" } } do
+    it("is ended in a loop " .. c[1], function()
+      local code, text, seconds = run(loop(nil, nil, "if step == 2 then " .. c[2] .. " end"))
+      assert.matches("asked to stop, but the script has not come to its next step for 8 s", text)
+      assert.are.equal(1, code, text)
+      assert.is_true(seconds < 15, text)
+    end)
+  end
+  it("is left alone where a step, an evaluation or what comes behind the last step takes long", function()
+    local slow = "require 'dtrain.core'.sleep(0.4) return dt.ones { 10 }, dt.ones { 5 }"
+    local code, text = run(loop(nil, ("steps = 3, data = data.from(function() %s end, 40)"):format(slow),
+      "if step == 1 then os.execute 'kill -TERM $PPID' end"):gsub("data = data.synthetic[^\n]*100 },", "") .. "\nprint 'behind'")
+    assert.are.equal(75, code, text)
+    code, text = run(loop(nil, nil, "if step == 5 then os.execute 'kill -TERM $PPID' end")
+      .. "\nfor _ = 1, 100 do require 'dtrain.core'.sleep(0.1) end print 'behind'")
+    assert.are.equal(0, code, text)
+    assert.matches("behind\n$", text)
   end)
 end)
 

@@ -1,6 +1,8 @@
 #!/bin/sh
 # The table of floors, proved by reading every #include: a file includes only from floors below its own, or from its own
-# folder. Prints each line that breaks a rule, then the closing line of the tests. Words of the rules are in docs/tour.md.
+# folder. Then two rules that text alone shows: a graph keeps no place for new nodes, which a builder (dt_build) has, and
+# attributes are read by name and not by number. Prints each line that breaks a rule, then the closing line of the tests.
+# Words of the rules are in docs/tour.md.
 #   floors.sh [folder]      of that tree instead of this one
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 files=$(find runtime kernels lua -name '*.[ch]' -o -name '*.def' -o -name '*.cu' -o -name '*.cuh' | LC_ALL=C sort)
@@ -8,7 +10,11 @@ files=$(find runtime kernels lua -name '*.[ch]' -o -name '*.def' -o -name '*.cu'
 # Kernels know the contract in runtime/dev/kernel.h and nothing else of their own floor; the .def tables are lists without code
 # that every floor from 2 may expand.
 # shellcheck disable=SC2086
-grep -nE '^[[:space:]]*#[[:space:]]*include' $files /dev/null | awk -F: '
+{
+  grep -nE '^[[:space:]]*#[[:space:]]*include' $files
+  grep -nE '\bg(->|\.)(phase|serves|file|line|block|chunk)\b' $files | sed 's/:[^:]*$/:@cursor/'
+  grep -nE '\b(attr|slot)\[[0-9]' $files | grep -E 'attr\[|a(->|\.)slot\[' | sed 's/:[^:]*$/:@attributes/'
+} | awk -F: '
 function folder(path) { sub(/\/[^\/]*$/, "", path); return path }
 function floor_of(dir) {
   if (dir ~ /^runtime\/base$/) return 0
@@ -28,8 +34,10 @@ function floor_of(dir) {
 function exists(p,  line, r) { if (p in known) return known[p]; r = (getline line < p) >= 0; close(p); return known[p] = r }
 function clean(p) { while (sub(/[^\/]+\/\.\.\//, "", p)); gsub(/\/\.\//, "/", p); return p }
 function bad(rule, why) { failed[rule]++; print "  " $1 ":" $2 ": " why }
-BEGIN { n = split("floors facade lua.h mpi.h cuda", rules, " ") }
+BEGIN { n = split("floors facade lua.h mpi.h cuda cursor attributes", rules, " ") }
 {
+  if ($NF == "@cursor") { bad("cursor", "a graph has no cursor; new nodes are made by a dt_build, which says where they go"); next }
+  if ($NF == "@attributes") { bad("attributes", "attributes have names: a.op.field; by number only through a spec\047s slot"); next }
   text = $0; sub(/^[^:]*:[^:]*:/, "", text)
   if (!match(text, /[<"][^>"]*[>"]/)) next
   name = substr(text, RSTART + 1, RLENGTH - 2)

@@ -38,6 +38,10 @@ plant facade lua/l_exec.c '#include "plan/plan.h"'
 plant lua.h runtime/exec/step.c '#include <lua.h>'
 plant mpi.h runtime/comm/world.c '#include <mpi.h>'
 plant mpi.h runtime/exec/step.c '#include <nccl.h>'
+plant cursor runtime/pass/reduce.c 'void f(dt_graph *g) { g->phase = DT_UPD; }'
+plant cursor lua/l_graph.c 'void f(dtl_graph *b) { b->g->line = 3; }'
+plant attributes runtime/pass/fuse.c 'int f(const dt_node *n) { return (int)n->attr[3].i; }'
+plant attributes kernels/cpu/norm.c 'int f(const dt_call *c) { return (int)c->a.slot[0].i; }'
 plant cuda runtime/exec/step.c '#include <cuda_runtime.h>'
 printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -28,7 +28,7 @@ static void attributes(const dt_op_info *o) {
     const dt_attr_spec *s = &o->spec[i];
     printf("%s`%s`", i ? ", " : "", s->name);
     if (s->required) printf(" (required)");
-    else if (s->kind == 'f') printf(" = %g", s->def[0].f);
+    else if (s->kind == 'f' || s->kind == 'n') printf(" = %g", s->def[0].f);
     else if (s->kind == 'd') printf(" = %s", dt_dtype_name((int)s->def[0].i));
     else if (s->kind == 'b') printf(" = %s", s->def[0].i ? "true" : "false");
     else if (s->kind == 'l') printf(" = {}");
@@ -57,7 +57,7 @@ static void flags(const dt_op_info *o) {
                {OP_EPI, "takes a chain as epilogue"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (o->flags & names[i].flag) printf("%s%s", sep, names[i].text), sep = "; ";
-  if (o->flags >> 16) printf("%scan add to its output", sep);
+  if (o->flags >> 16 & 255) printf("%scan add to its output", sep);
 }
 
 enum { ELEMENTWISE, VIEW, KERNEL, BACKWARD, COMM, INNER, NGROUP };
