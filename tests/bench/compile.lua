@@ -25,7 +25,8 @@ end
 
 compile {} -- traces
 local worst = 0
-for _, parallel in ipairs { {}, { zero = 1 }, { zero = 3 }, { tensor = 2 }, { pipeline = 2 }, { tensor = 2, pipeline = 2, zero = 1 } } do
+for _, parallel in ipairs { {}, { zero = 1 }, { zero = 3 }, { tensor = 2 }, { pipeline = 2 },
+  { tensor = 2, pipeline = 2, zero = 1 } } do
   local best = math.huge
   for _ = 1, args.tries do best = math.min(best, compile(parallel)) end
   worst = math.max(worst, best)
