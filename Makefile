@@ -7,6 +7,9 @@ endif
 B        ?= build
 PREFIX   ?= /usr/local
 CC       ?= cc
+CXX      ?= c++
+# ccache serves both
+EMU_CXX  := $(if $(filter ccache,$(firstword $(CC))),ccache) $(CXX)
 WARN     := -Wall -Wextra -Werror
 OPT      ?= -O2 -g
 SAN      ?=
@@ -34,7 +37,17 @@ KFLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
 # and integers wrap around
 kflags_vm := -ffp-contract=off -fwrapv
 
+# the CUDA plug-in, where there is a toolkit: CUDA_HOME names another, CUDA=0 leaves it out
+CUDA_HOME ?= /usr/local/cuda
+NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+NVCC_RUN  = $(if $(filter ccache,$(firstword $(CC))),ccache) $(NVCC)
+CUDA      ?= $(if $(NVCC),1,0)
+CUDA_ARCH ?= 80 90 100
+
 MPI_SRC   := $(wildcard runtime/comm/mpi/*.c)
+CUDA_SRC  := $(wildcard runtime/dev/cuda/*.c runtime/comm/nccl/*.c)
+CUDA_KERN := $(wildcard kernels/cuda/*.cu)
+EMU_SRC   := $(wildcard tests/cuda_emu/*.c tests/cuda_emu/*.cpp)
 CORE_SRC  := $(filter-out $(MPI_SRC),$(wildcard runtime/*.c runtime/*/*.c))
 LUA_SRC   := $(filter-out lua/main.c,$(wildcard lua/*.c))
 KERN_SRC  := $(wildcard kernels/cpu/*.c)
@@ -48,7 +61,7 @@ KERN_OBJ := $(foreach i,$(ISAS),$(KERN_SRC:%.c=$(B)/o/$(i)/%.o))
 TESTS    := $(addprefix $(B)/tests/,$(notdir $(TEST_SRC:.c=)))
 FUZZ     := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/fuzz/%)
 
-all: $(B)/dtrain $(B)/dtrain.so $(B)/libdtrain_mpi.so ## build/dtrain, build/dtrain.so for a stock lua5.4, the MPI plug-in
+all: $(B)/dtrain $(B)/dtrain.so $(B)/libdtrain_mpi.so $(if $(filter 1,$(CUDA)),$(B)/libdtrain_cuda.so) ## build/dtrain, build/dtrain.so for a stock lua5.4, the plug-ins for MPI and, where nvcc is, for CUDA
 
 # what the build needs, looked for once in each build folder
 $(B)/tools.ok: tests/tools/install.sh
@@ -103,6 +116,43 @@ $(B)/libdtrain_mpi.so: $(MPI_SRC) $(B)/flags | $(B)/tools.ok
 	@echo "  link $@"
 	$(Q)OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -shared -MMD -MP -MF $(B)/mpi.d -o $@ $(MPI_SRC)
 
+# ---- the CUDA plug-in, and the same sources on the emulator of tests/cuda_emu ----
+NVFLAGS := -std=c++20 -O3 -lineinfo -Iruntime --diag-suppress 177 -Werror all-warnings -Xcompiler -fPIC,-fvisibility=hidden \
+  $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(firstword $(CUDA_ARCH)),code=compute_$(firstword $(CUDA_ARCH))
+$(B)/o/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	$(Q)$(NVCC_RUN) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(B)/o/cuda/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	@echo "  cc $< (cuda)"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -I$(CUDA_HOME)/include -MMD -MP -c $< -o $@
+$(B)/libdtrain_cuda.so: $(CUDA_KERN:%=$(B)/o/%.o) $(CUDA_SRC:%.c=$(B)/o/cuda/%.o) $(B)/libdtrain_core.a
+	@echo "  link $@"
+	$(Q)$(CXX) -shared -o $@ $^ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -Wl,-rpath,$(CUDA_HOME)/lib64:$(CUDA_HOME)/lib -lcudart_static -lcublasLt -lnccl -lrt $(LIBS)
+cuda: $(B)/dtrain $(B)/libdtrain_cuda.so ## the CUDA plug-in alone
+
+EMU_FLAGS := $(CPPFLAGS) -DDT_CUDA_EMU -Itests/cuda_emu/include -Ikernels/cuda -fwrapv $(filter-out -std=%,$(CFLAGS))
+# every load and store of a kernel becomes a call of the emulator's
+EMU_LOOK := -fsanitize=kernel-address --param asan-instrumentation-with-call-threshold=0 --param asan-stack=0 --param asan-globals=0
+$(B)/o/emu/%.cu.o: %.cu $(B)/flags
+	@mkdir -p $(@D)
+	@echo "  c++ $< (emulator)"
+	$(Q)$(EMU_CXX) -std=c++20 $(EMU_FLAGS) $(EMU_LOOK) -MMD -MP -MF $(@:.o=.d) -x c++ -c $< -o $@
+$(B)/o/emu/%.cpp.o: %.cpp $(B)/flags
+	@mkdir -p $(@D)
+	@echo "  c++ $<"
+	$(Q)$(EMU_CXX) -std=c++20 $(EMU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(B)/o/emu/%.c.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	@echo "  cc $< (emulator)"
+	$(Q)$(CC) -std=gnu11 $(EMU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+EMU_OBJ := $(addprefix $(B)/o/emu/,$(addsuffix .o,$(CUDA_KERN) tests/cuda_emu/faults.cu)) $(CUDA_SRC:%=$(B)/o/emu/%.o) $(EMU_SRC:%=$(B)/o/emu/%.o)
+$(B)/libdtrain_cuda_emu.so: $(EMU_OBJ) $(B)/libdtrain_core.a
+	@echo "  link $@"
+	$(Q)$(CXX) $(LDFLAGS) -shared -o $@ $^ $(LIBS)
+cuda-emu: $(B)/dtrain $(B)/libdtrain_cuda_emu.so ## the CUDA plug-in on an emulator (no GPU): DT_CUDA=emulator build/dtrain --device cuda ...
+
 define test_rule
 $(B)/tests/%: $(1)/%.c $(B)/libdtrain_core.a
 	@mkdir -p $$(@D)
@@ -123,18 +173,18 @@ demo: deps ## install what is missing, build, train a small GPT on real English 
 install: all ## copy to $(DESTDIR)$(PREFIX), default /usr/local
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/dtrain $(DESTDIR)$(PREFIX)/lib/lua/5.4 $(DESTDIR)$(PREFIX)/share/doc/dtrain
 	install -m 755 $(B)/dtrain $(DESTDIR)$(PREFIX)/bin/dtrain
-	install -m 644 $(B)/libdtrain_mpi.so $(DESTDIR)$(PREFIX)/lib/dtrain/libdtrain_mpi.so
+	install -m 644 $(B)/libdtrain_mpi.so $(wildcard $(B)/libdtrain_cuda.so) $(DESTDIR)$(PREFIX)/lib/dtrain
 	install -m 644 $(B)/dtrain.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/dtrain.so
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/dtrain
 	cp -R examples $(DESTDIR)$(PREFIX)/share/doc/dtrain
 
 # ---- to check ----
 test: deps ## install what is missing, build, run every test; the last line counts them
-	@$(MAKE) all tests-c $(B)/opsdoc
+	@$(MAKE) all tests-c cuda-emu $(B)/opsdoc
 	@tests/run --build $(B)
 
 test-all: deps ## the same, with every combination of strategies instead of a covering set: hours
-	@$(MAKE) all tests-c $(B)/opsdoc
+	@$(MAKE) all tests-c cuda-emu $(B)/opsdoc
 	@DT_ALL=1 tests/run --build $(B)
 
 floors: ## who may include whom (docs/tour.md): proved by reading every include
@@ -166,11 +216,11 @@ $(B)/bench/%: tests/bench/%.c $(B)/libdtrain_core.a
 	$(Q)OMPI_CC="$(CC)" mpicc $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $< $(B)/libdtrain_core.a $(LIBS)
 
 asan: ## C tests and a few scripts under AddressSanitizer and the leak checker, in build-asan/
-	@$(MAKE) B=build-asan OPT="-O1 -g -fno-omit-frame-pointer" SAN=-fsanitize=address all tests-c
+	@$(MAKE) B=build-asan CUDA=0 OPT="-O1 -g -fno-omit-frame-pointer" SAN=-fsanitize=address all tests-c
 	@sh tests/tools/sanitized.sh build-asan
 
 ubsan: ## the same under UndefinedBehaviorSanitizer, in build-ubsan/
-	@$(MAKE) B=build-ubsan OPT="-O1 -g" SAN="-fsanitize=undefined -fno-sanitize-recover=undefined" all tests-c
+	@$(MAKE) B=build-ubsan CUDA=0 OPT="-O1 -g" SAN="-fsanitize=undefined -fno-sanitize-recover=undefined" all tests-c
 	@sh tests/tools/sanitized.sh build-ubsan
 
 FUZZ_SECONDS ?= 20
@@ -202,5 +252,5 @@ help: ## this list
 	  printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 FORCE:
--include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d $(B)/opsdoc.d
-.PHONY: all tests-c deps demo install test test-all floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE
+-include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d $(B)/opsdoc.d $(EMU_OBJ:.o=.d) $(CUDA_KERN:%=$(B)/o/%.d) $(CUDA_SRC:%.c=$(B)/o/cuda/%.d)
+.PHONY: all cuda cuda-emu tests-c deps demo install test test-all floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE

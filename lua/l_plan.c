@@ -158,7 +158,7 @@ int dtl_compile(lua_State *L) {
                .precision = precision,
                .clip_norm = clip,
                .clip_value = clip_value,
-               .workspace = dt_ctx_workspace};
+               .workspace = dt_ctx_workspace(dtl_ctx(L))};
   check_options(L, fn, &s, wire);
   dtl_verbs_give(&verbs, &s.verbs);
   if (layout) s.layout = &dtl_check_plan(L, fn, 1, layout)->p->layout;

@@ -91,6 +91,27 @@ static int l_ctx(lua_State *L) {
   return 0;
 }
 
+/* core.device(name): where executors run from now on, "cpu", "cuda" or "auto"; -> "cpu", "cuda" or "cuda emulator". Collective. */
+static int l_device(lua_State *L) {
+  dt_err e = {0};
+  const char *want = dtl_text(L, "core.device", 1, 1);
+  dt_ctx *c = dtl_ctx(L);
+  DTL_TRY(L, &e, dt_ctx_device(c, want, &e));
+  lua_pushstring(L, dt_ctx_device_name(c));
+  return 1;
+}
+
+/* core.devices() -> the GPUs that this process sees, a line each, or nil and what is missing */
+static int l_devices(lua_State *L) {
+  dt_err e = {0};
+  dt_str out = {0};
+  dt_status st = dt_ctx_devices(&out, &e);
+  if (st) lua_pushnil(L);
+  lua_pushstring(L, st ? e.text : out.p ? out.p : "");
+  dt_str_free(&out);
+  return st ? 2 : 1;
+}
+
 /* core.trace(path, first, last): dt_trace_open, once in a process */
 static int l_trace(lua_State *L) {
   dt_err e = {0};
@@ -305,15 +326,15 @@ static int l_script(lua_State *L) {
 static const char *mpi_plugin(void) {
   static char path[4096];
   dt_str tried = {0};
-  bool found = dt_comm_plugin(path, sizeof path, &tried);
+  bool found = dt_plugin_path(DT_MPI_PLUGIN, path, sizeof path, &tried);
   dt_str_free(&tried);
   return found ? path : NULL;
 }
 
 static int l_version(lua_State *L) {
-  lua_createtable(L, 0, 5);
+  lua_createtable(L, 0, 4);
   const char *const kv[][2] = {
-      {"version", DT_VERSION}, {"isa", dt_cpu_isa()}, {"mpi", mpi_plugin()}, {"cuda", "none"}, {"lua", LUA_RELEASE}};
+      {"version", DT_VERSION}, {"isa", dt_cpu_isa()}, {"mpi", mpi_plugin()}, {"lua", LUA_RELEASE}};
   for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) dtl_set_text(L, kv[i][0], kv[i][1]);
   return 1;
 }
@@ -323,6 +344,8 @@ void dtl_open_sys(lua_State *L) {
       {"ctx", l_ctx},
       {"backend", l_backend},
       {"trace", l_trace},
+      {"device", l_device},
+      {"devices", l_devices},
       {"rank", l_rank},
       {"size", l_size},
       {"local_rank", l_local_rank},

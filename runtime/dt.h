@@ -27,6 +27,12 @@ int64_t
 dt_ctx_unplanned(const dt_ctx *c); /* collectives of this process so far that were of no plan; a step has none */
 int dt_ctx_nthreads(const dt_ctx *c);
 uint64_t dt_ctx_seed(const dt_ctx *c);
-/* A spec's workspace callback for this device. */
-size_t dt_ctx_workspace(const dt_call *c, int op, int threads);
+/* Where executors of c run from now on: "cpu", "cuda" (an error without a GPU, which says what is missing), or "auto" (a GPU where all ranks have
+ * one, else the CPU and a line in the log). Collective. GPUs go to the ranks of a host in order. */
+dt_status dt_ctx_device(dt_ctx *c, const char *want, dt_err *e);
+const char *dt_ctx_device_name(const dt_ctx *c); /* "cpu", "cuda", "cuda emulator" */
+/* The GPUs that this process sees, a line each; what is missing as the error. */
+dt_status dt_ctx_devices(dt_str *out, dt_err *e);
+/* A spec's workspace callback for c's device. */
+dt_workspace_fn *dt_ctx_workspace(const dt_ctx *c);
 #endif

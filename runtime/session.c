@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "dev/plugin.h"
 #include "dt.h"
 #include "exec/ctx.h"
 
@@ -41,12 +42,13 @@ dt_status dt_ctx_open(int threads, dt_ctx **out, dt_err *e) {
     free(c);
     return DT_ENOMEM;
   }
-  if ((st = dt_cpu_open(c->pool, &c->dev, e))) {
+  if ((st = dt_cpu_open(c->pool, &c->cpu, e))) {
     dt_pool_free(c->pool);
     c->comm->vt->close(c->comm);
     free(c);
     return st;
   }
+  c->dev = c->cpu;
   dt_log_setup(c->comm->rank, 1);
   *out = c;
   return DT_OK;
@@ -57,7 +59,7 @@ dt_status dt_ctx_alone(const dt_ctx *c, dt_ctx **out, dt_err *e) {
   *out = NULL;
   DT_TRY(dt_comm_self(&self, e));
   dt_ctx *a = dt_xalloc(sizeof *a);
-  *a = (dt_ctx){.comm = self, .pool = c->pool, .dev = c->dev, .threads = c->threads, .seed = c->seed};
+  *a = (dt_ctx){.comm = self, .pool = c->pool, .cpu = c->cpu, .dev = c->cpu, .threads = c->threads, .seed = c->seed};
   *out = a;
   return DT_OK;
 }
@@ -84,9 +86,10 @@ dt_status dt_ctx_threads(dt_ctx *c, dt_ctx *alone, int threads, dt_err *e) {
     return st;
   }
   dt_single_clear(alone); /* their plans are for a number of threads */
-  dt_cpu_close(c->dev);
+  dt_cpu_close(c->cpu);
   dt_pool_free(c->pool);
-  c->dev = alone->dev = dev;
+  if (!c->cuda) c->dev = dev;
+  c->cpu = alone->cpu = alone->dev = dev;
   c->pool = alone->pool = pool;
   c->threads = alone->threads = threads;
   return DT_OK;
@@ -95,11 +98,56 @@ dt_status dt_ctx_threads(dt_ctx *c, dt_ctx *alone, int threads, dt_err *e) {
 void dt_ctx_close(dt_ctx *c) {
   if (!c) return;
   dt_trace_close(c);
-  dt_cpu_close(c->dev);
-  dt_pool_free(c->pool);
   dt_ctx_close_groups(c);
-  c->comm->vt->close(c->comm);
+  dt_ctx_comm_close(c->comm);
+  if (c->cuda) c->cuda->close(c->dev);
+  dt_cpu_close(c->cpu);
+  dt_pool_free(c->pool);
   free(c);
 }
 
-size_t dt_ctx_workspace(const dt_call *c, int op, int threads) { return dt_cpu_workspace(c, op, threads); }
+/* A GPU for each rank of this host, in the order of ranks. */
+static dt_status open_gpu(dt_ctx *c, const dt_cuda_plugin **p, dt_dev **dev, dt_err *e) {
+  dt_str all = {0};
+  DT_TRY(dt_cuda_load(p, e));
+  dt_status st = (*p)->list(&all, e);
+  dt_str_free(&all);
+  DT_TRY(st);
+  int n = (*p)->count(), number = c->comm->local_rank;
+  if (number >= n)
+    return dt_fail(e, DT_EUSER, NULL, "%d ranks on this host, which has %d GPU%s; start at most one rank for each GPU",
+                   c->comm->local_size, n, n == 1 ? "" : "s");
+  return (*p)->open(number, c->comm->rank, dev, e);
+}
+
+dt_status dt_ctx_device(dt_ctx *c, const char *want, dt_err *e) {
+  bool any = !strcmp(want, "auto");
+  if (!any && strcmp(want, "cpu") && strcmp(want, "cuda"))
+    return dt_fail(e, DT_EUSER, NULL, "the device %s is unknown; cpu, cuda and auto work", want);
+  if (!strcmp(want, "cpu") || c->cuda)
+    return !c->cuda == !strcmp(want, "cpu") || any ? DT_OK
+                                                   : dt_fail(e, DT_EUSER, NULL,
+                                                             "an engine of this process already runs on a GPU, and "
+                                                             "another asks for the CPU; give --device once");
+  const dt_cuda_plugin *p = NULL;
+  dt_dev *dev = NULL;
+  dt_err why = {0};
+  dt_status st = dt_comm_told(c->comm, open_gpu(c, &p, &dev, &why), &why);
+  if (!st) {
+    c->cuda = p, c->dev = dev;
+    return DT_OK;
+  }
+  if (dev) p->close(dev);
+  if (!any) return dt_fail(e, st, NULL, "device = \"cuda\": %s", why.text);
+  if (c->comm->rank == 0) dt_log(1, "no GPU: %s; the CPU it is", why.text);
+  return DT_OK;
+}
+
+dt_status dt_ctx_devices(dt_str *out, dt_err *e) {
+  const dt_cuda_plugin *p;
+  DT_TRY(dt_cuda_load(&p, e));
+  return p->list(out, e);
+}
+
+const char *dt_ctx_device_name(const dt_ctx *c) { return c->dev->vt->name; }
+dt_workspace_fn *dt_ctx_workspace(const dt_ctx *c) { return c->dev->vt->workspace; }

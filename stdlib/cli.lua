@@ -16,7 +16,7 @@ cli.own = {
   { "epochs", "count", "passes over the data instead of steps" },
   { "seed", "integer", "of initial values, order and dropout" },
   { "threads", "count", "threads of each rank (default: the host's cores / its ranks)" },
-  { "device", "string", "cpu or auto" },
+  { "device", "string", "cpu, cuda, or auto: a GPU where all ranks have one (default: the job's, else cpu)" },
   { "out", "string", "folder for metrics.jsonl and checkpoints" },
   { "resume", "string", "auto (newest checkpoint, if any), a checkpoint's folder, or a run's" },
   { "resume_with", "string", "what may differ from the checkpoint's run: batch,seed,... or all" },
@@ -184,9 +184,8 @@ function cli.options()
     if rest[1] then fail("unexpected '%s' after the script; options begin with -- (--help lists them)", rest[1]) end
   end
   local o = cli.given
-  if o.device and o.device ~= "cpu" and o.device ~= "auto" then
-    if o.device == "cuda" then fail("--device cuda: the CUDA plug-in is not there; --device cpu works") end
-    fail("--device %s is unknown; cpu and auto work", o.device)
+  if o.device and o.device ~= "cpu" and o.device ~= "cuda" and o.device ~= "auto" then
+    fail("--device %s is unknown; cpu, cuda and auto work", o.device)
   end
   if o.trace == "" then fail("--trace wants the name of a file; --trace run.json would do") end
   if o.trace_steps then

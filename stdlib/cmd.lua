@@ -8,6 +8,7 @@ local verbs = {
   { "plan", "memory of each rank, to the byte; no training" },
   { "explain", "every collective with its bytes, reason and line" },
   { "check", "trains a few steps on --ranks N and in one process, and compares losses, gradients and values" },
+  { "devices", "the GPUs that this host has, or what is missing to use one" },
   { "repl", "a prompt with tensors" },
   { "version", "what is installed" },
   { "help", "this text" },

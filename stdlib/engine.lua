@@ -144,6 +144,7 @@ function M.new(job)
   local options = cli.options()
   job.run_seed = options.seed or job.seed
   core.ctx { threads = options.threads or 0, seed = job.run_seed }
+  job.runs_on = util.at(job.where, core.device, options.device or job.device)
   local where = here(job)
   check_size(job, where)
   local self = setmetatable({ job = job, options = options, step_number = 0, version = 0, skipped = 0, due = 0 }, Engine)

@@ -116,7 +116,8 @@ end
 --- dt.job{ model =, loss =, data =, batch =, optimizer =, schedule =, precision = "f32" | "bf16" | "f16" | { dtype =,
 --- loss_scale = number | { initial =, window =, hysteresis =, min = } }, clip = norm | { norm =, value = }, parallel =,
 --- checkpoint = { dir =, every =, keep = }, steps = | epochs =, eval = { every =, batches =, metrics =, data = }, seed = 0,
---- out =, log_every =, profile =, freeze = module | list of modules that this job leaves as they are,
+--- device = "cpu" | "cuda" | "auto", out =, log_every =, profile =,
+--- freeze = module | list of modules that this job leaves as they are,
 --- compare_every = 100 steps between two comparisons of the replicas, after = function(engine) } -> job. Errors name the key and
 --- the script's line.
 function M.job(given)
@@ -127,12 +128,16 @@ function M.job(given)
     { "precision", "string|table", "f32" }, { "clip", "positive|table", {} },
     { "parallel", "table", {} }, { "checkpoint", "table" }, { "steps", "count" }, { "epochs", "count" },
       { "eval", "table" },
-    { "seed", "integer", 0 }, { "out", "string" }, { "log_every", "count" }, { "profile", "boolean", false },
+    { "seed", "integer", 0 }, { "device", "string", "cpu" },
+    { "out", "string" }, { "log_every", "count" }, { "profile", "boolean", false },
     { "after", "callable" }, { "freeze", "module|table" }, { "compare_every", "integer", 100 } })
   for _, key in ipairs { "model", "loss" } do
     if util.kind(o[key]) == "module class" then
       util.fail("dt.job: %s is the class %s; make an instance: %s = %s(...)", key, o[key].name, key, o[key].name)
     end
+  end
+  if o.device ~= "cpu" and o.device ~= "cuda" and o.device ~= "auto" then
+    util.fail("dt.job: device is \"cpu\", \"cuda\" or \"auto\", got '%s'", o.device)
   end
   if o.steps and o.epochs then util.fail("dt.job has both steps and epochs; give one") end
   local self = setmetatable(o, Job)

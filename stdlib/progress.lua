@@ -74,7 +74,7 @@ function M.new(engine)
   self.every = self.verbose and 1 or engine.job.log_every or round_up(engine.steps / 20)
   if not self.quiet then
     self.flops = engine.plan:flops() / engine.plan:rows() / engine.replicas -- this rank's part of a sample
-    self.peak = peak()
+    self.peak = engine.job.runs_on == "cpu" and peak() -- of a GPU nobody has measured one
   end
   self.begin = core.now()
   self.last_time, self.last_step = self.begin, engine.start
@@ -116,8 +116,10 @@ function Progress:step(m)
   parts[#parts + 1] = short(rate) .. (engine.tokens and " tokens/s" or " samples/s")
   parts[#parts + 1] = ("%.3g ms"):format(elapsed / steps * 1e3)
   local speed = self.flops * self.rows / elapsed
-  self.peak = math.max(self.peak, speed) -- steps may be faster than the products tried before (another dtype, a quieter machine)
-  parts[#parts + 1] = ("%.0f %% of peak"):format(100 * speed / self.peak)
+  if self.peak then
+    self.peak = math.max(self.peak, speed) -- steps may be faster than the products tried before (another dtype, a quieter machine)
+    parts[#parts + 1] = ("%.0f %% of peak"):format(100 * speed / self.peak)
+  end
   if not last then parts[#parts + 1] = "left " .. util.duration(pace * (engine.steps - step)) end
   local text = table.concat(parts, "  ")
   if self.live then

@@ -13,9 +13,10 @@ local function introduce(engine, show)
   local ranks, threads = core.size(), core.threads()
   local replicas = job:where_is(core.rank(), ranks).replicas
   local micro = job:rows(replicas)
+  local on = job.runs_on == "cpu" and "" or " on " .. job.runs_on
   show:say("%s parameters, %d rank%s x %d thread%s, batch %d%s, %d steps%s", util.commas(parameters), ranks,
     ranks == 1 and "" or "s",
-    threads, threads == 1 and "" or "s", job.batch.global, micro * replicas < job.batch.global
+    threads, (threads == 1 and "" or "s") .. on, job.batch.global, micro * replicas < job.batch.global
       and (" (micro %d)"):format(micro) or "",
     engine.steps, engine.start > 0 and (", from step %d"):format(engine.start) or "")
   for _, name in ipairs(engine.plan:unused()) do

@@ -89,12 +89,7 @@ static inline void *k_at(const void *p, int dtype, int64_t i) {
   return (char *)(uintptr_t)p + i * (int64_t)dt_dtype_size(dtype);
 }
 
-/* ---- iteration spaces: drops dims of 1 and joins dims that every one of the n operands walks as one. stride[k][d] is
- * operand k's; both arrays are rewritten; returns the number of dims left (at least 1; a scalar space becomes dim {1})
- * ---- */
-int K(collapse)(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]);
-/* strides of `v` broadcast to the nd dims of a space (0 where it repeats) */
-void K(broadcast_strides)(const dt_view *v, int nd, const int64_t *dim, int64_t *stride);
+/* ---- copies ---- */
 /* dst[...] = src[...] over the same shape, any strides (a src stride may be 0); converts when dtypes differ; in
  * parallel */
 void K(copy_view)(dt_pool *pool, const dt_view *dst, const dt_view *src);

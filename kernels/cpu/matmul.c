@@ -28,7 +28,7 @@ static batch setup(const dt_call *c) {
   for (int k = 0; k < 3; k++) {
     dt_view u = *v[k];
     u.t.nd -= 2;
-    K(broadcast_strides)(&u, t.nd, t.dim, t.stride[k]);
+    dt_view_broadcast(&u, t.nd, t.dim, t.stride[k]);
   }
   /* batch dims that b does not have, next to the rows of a and c, are rows */
   while (t.nd > 0) {

@@ -100,8 +100,8 @@ void K(copy_view)(dt_pool *pool, const dt_view *dst, const dt_view *src) {
   if (count == 0 || (dst->p == src->p && c.dtype_d == c.dtype_s)) return; /* in place */
   memcpy(c.dim, dst->t.dim, sizeof c.dim);
   memcpy(c.stride[0], dst->stride, sizeof c.stride[0]);
-  K(broadcast_strides)(src, dst->t.nd, c.dim, c.stride[1]);
-  c.nd = K(collapse)(dst->t.nd, c.dim, 2, c.stride);
+  dt_view_broadcast(src, dst->t.nd, c.dim, c.stride[1]);
+  c.nd = dt_space_collapse(dst->t.nd, c.dim, 2, c.stride);
   int last = c.nd - 1;
   for (int d = 0; d < last && c.dtype_d == c.dtype_s; d++)
     if (c.stride[1][d] == 1 && c.stride[0][last] == 1 && c.stride[1][last] != 1 && c.dim[d] >= 8 && c.dim[last] >= 8) {

@@ -144,10 +144,10 @@ static reduction analyse(const dt_call *c, reduce_op op) {
   for (int d = 0; d < q.nr; d++) q.terms *= q.rdim[d];
   int64_t stride[DT_MAX_DIM][DT_MAX_DIM];
   memcpy(stride[0], q.kstride, sizeof q.kstride);
-  q.nk = K(collapse)(q.nk, q.kdim, 1, stride);
+  q.nk = dt_space_collapse(q.nk, q.kdim, 1, stride);
   memcpy(q.kstride, stride[0], sizeof q.kstride);
   memcpy(stride[0], q.rstride, sizeof q.rstride);
-  q.nr = K(collapse)(q.nr, q.rdim, 1, stride);
+  q.nr = dt_space_collapse(q.nr, q.rdim, 1, stride);
   memcpy(q.rstride, stride[0], sizeof q.rstride);
 
   const int64_t width = q.kdim[q.nk - 1];

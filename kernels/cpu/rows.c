@@ -1,5 +1,4 @@
-/* Rows of any dtype to and from the compute types, and the arithmetic of iteration spaces (k.h). Called by every
- * kernel of kernels/cpu/; never allocates, never starts threads. */
+/* Rows of any dtype to and from the compute types (k.h). Called by every kernel of kernels/cpu/; never allocates, never starts threads. */
 #include "k.h"
 #include "m.h"
 
@@ -102,27 +101,4 @@ void K(store_f64)(void *p, int dtype, int64_t stride, const double *src, int64_t
 
 void K(store_i64)(void *p, int dtype, int64_t stride, const int64_t *src, int64_t n) {
   store_i64(p, dtype, stride, src, n);
-}
-
-int K(collapse)(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]) {
-  int m = 0;
-  for (int d = 0; d < nd; d++) {
-    if (dim[d] == 1) continue;
-    bool join = m > 0;
-    for (int k = 0; k < n && join; k++) join = stride[k][m - 1] == stride[k][d] * dim[d];
-    if (!join) m++;
-    dim[m - 1] = join ? dim[m - 1] * dim[d] : dim[d];
-    for (int k = 0; k < n; k++) stride[k][m - 1] = stride[k][d];
-  }
-  if (m == 0) {
-    dim[0] = 1, m = 1;
-    for (int k = 0; k < n; k++) stride[k][0] = 0;
-  }
-  return m;
-}
-
-void K(broadcast_strides)(const dt_view *v, int nd, const int64_t *dim, int64_t *stride) {
-  int lead = nd - v->t.nd;
-  for (int d = 0; d < nd; d++)
-    stride[d] = d < lead || (v->t.dim[d - lead] == 1 && dim[d] != 1) ? 0 : v->stride[d - lead];
 }

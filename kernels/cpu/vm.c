@@ -155,12 +155,12 @@ static void v_operands(k_vm *v, const dt_vm *vm, const dt_view *in, const dt_vie
     v_operand *o = i < v->nin ? &v->in[i] : &v->out[i - v->nin];
     const dt_view *w = i < v->nin ? &in[i] : &out[i - v->nin];
     o->p = w->p, o->dtype = w->t.dtype;
-    K(broadcast_strides)(w, nd, v->dim, stride[n]);
+    dt_view_broadcast(w, nd, v->dim, stride[n]);
     o->scalar = i < v->nin;
     for (int d = 0; d < nd; d++) o->scalar &= v->dim[d] == 1 || stride[n][d] == 0;
     if (!o->scalar) which[n++] = o->stride;
   }
-  v->nd = K(collapse)(nd, v->dim, n, stride);
+  v->nd = dt_space_collapse(nd, v->dim, n, stride);
   for (int k = 0; k < n; k++) memcpy(which[k], stride[k], sizeof stride[k]);
   free(stride);
   bool all_flat = true;

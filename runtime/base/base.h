@@ -126,6 +126,11 @@ static inline void dt_philox(uint64_t key, uint64_t ctr_hi, uint64_t ctr_lo, uin
 }
 static inline float dt_u32_unit(uint32_t u) { return (float)(u >> 8) * (1.0f / 16777216.0f); } /* [0,1) */
 
+/* ---- plug-ins ---- */
+/* Where the library `name` lies: in DT_PLUGIN_DIR, the program's folder, ../lib/dtrain or beside dtrain.so; into path. False when it is nowhere;
+ * tried lists the places where it is not. */
+bool dt_plugin_path(const char *name, char *path, size_t n, dt_str *tried);
+
 double dt_now(void);    /* seconds, monotonic */
 int dt_cpu_count(void); /* cores that this process may run on */
 

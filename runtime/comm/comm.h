@@ -1,4 +1,5 @@
-/* Floor 5: communication between ranks. One vtable, three makers: self (one rank), MPI (a plug-in), later NCCL.
+/* Floor 5: communication between ranks. One vtable, two makers: self (one rank), MPI (a plug-in). They work on memory of the host; where the
+ * device's is another, a communicator has a fabric beside it (NCCL), which does the plan's jobs.
  *
  * Invariant: calls on one communicator are made by one thread at a time and in the same order on every rank (the plan's
  * order; runtime/plan/agree.c proves it before the first step). Counts are in elements and 64-bit; large messages are
@@ -12,6 +13,7 @@
 typedef enum dt_red { DT_SUM, DT_MAX, DT_MIN, DT_AVG } dt_red;
 
 typedef struct dt_comm dt_comm;
+typedef struct dt_fabric dt_fabric;
 struct dt_comm_vt {
   const char *name; /* "self", "mpi" */
   /* buf: n elements of dtype, in place on every rank. Fast when buf lies in memory of `alloc`. */
@@ -47,15 +49,14 @@ struct dt_comm {
   int hosts;
   bool oversubscribed; /* more ranks than cores on this host: waits yield */
   bool planned;        /* the call in progress is one of a plan that the ranks have compared (job.c) */
+  dt_fabric *fabric;   /* its counterpart for memory of the device, owned by it; NULL: none is open */
   int64_t unplanned;   /* collectives so far that were of none */
 };
 
 dt_status dt_comm_self(dt_comm **out, dt_err *e);
-/* The world: MPI when started by an MPI launcher (loads libdtrain_mpi.so from DT_PLUGIN_DIR, the binary's folder,
- * ../lib/dtrain or beside dtrain.so), otherwise self. DT_COMM=self refuses MPI, DT_COMM=mpi asks for it. */
+/* The world: MPI when started by an MPI launcher (loads the plug-in), otherwise self. DT_COMM=self refuses MPI, DT_COMM=mpi asks for it. */
 dt_status dt_comm_world(dt_comm **out, dt_err *e);
-/* Where the plug-in lies, into path; false when it is nowhere. tried lists the places where it is not. */
-bool dt_comm_plugin(char *path, size_t n, dt_str *tried);
+#define DT_MPI_PLUGIN "libdtrain_mpi.so" /* dt_plugin_path says where it lies */
 /* Says what this process's peers are busy with while it waits for them: however long that takes, it is no stall. NULL: nothing. */
 void dt_comm_patience(const char *what);
 bool dt_comm_launched(void); /* an MPI launcher started this process */
@@ -89,8 +90,20 @@ typedef struct dt_commjob {
   const void *tag; /* the submitter's own, for who watches the stream */
   int step, micro;
 } dt_commjob;
+/* A communicator's counterpart for memory of a device that is not the host's: the same ranks in the same order. */
+struct dt_fabric_vt {
+  const char *name; /* "nccl" */
+  /* Gives the job to the stream, whose error it becomes if it fails. */
+  void (*start)(dt_fabric *f, dt_stream *s, const dt_commjob *job);
+  void (*close)(dt_fabric *f);
+};
+struct dt_fabric {
+  const struct dt_fabric_vt *vt;
+};
 /* Starts a job on a stream; it must live until the stream has come past it, for which an event recorded behind it is waited for. */
 void dt_comm_start(dt_stream *s, const dt_commjob *job);
-/* Runs a job on the caller's thread after everything given to any stream is done; their first error comes first. */
+/* A job on memory of the stream's device, in the order of the stream: whatever the stream is given next sees its result. */
+dt_status dt_comm_on(dt_stream *s, const dt_commjob *job, dt_err *e);
+/* Runs a job on memory of the host on the caller's thread after everything given to any stream is done; their first error comes first. */
 dt_status dt_comm_run(const dt_commjob *job, dt_err *e);
 #endif

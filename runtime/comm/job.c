@@ -40,7 +40,25 @@ static dt_status run(const dt_commjob *j, dt_err *e) {
 
 static dt_status run_on_stream(void *job, dt_err *e) { return run(job, e); }
 
-void dt_comm_start(dt_stream *s, const dt_commjob *job) { s->dev->vt->call(s, run_on_stream, (void *)(uintptr_t)job); }
+/* A communicator of one rank: what goes in comes out. */
+static void alone(dt_stream *s, const dt_commjob *j) {
+  if (j->in && j->in != j->out) dt_dev_copy(s, j->out, j->in, j->n * (int64_t)dt_dtype_size(j->dtype));
+}
+
+void dt_comm_start(dt_stream *s, const dt_commjob *job) {
+  if (s->dev->host) s->dev->vt->call(s, run_on_stream, (void *)(uintptr_t)job);
+  else if (job->comm->size == 1) alone(s, job);
+  else job->comm->fabric->vt->start(job->comm->fabric, s, job);
+}
+
+dt_status dt_comm_on(dt_stream *s, const dt_commjob *job, dt_err *e) {
+  if (!s->dev->host) {
+    dt_comm_start(s, job);
+    return DT_OK;
+  }
+  DT_TRY(dt_dev_sync(s->dev->vt->record(s), e));
+  return dt_comm_run(job, e);
+}
 
 dt_status dt_comm_run(const dt_commjob *job, dt_err *e) {
   DT_TRY(dt_streams_settle(e));

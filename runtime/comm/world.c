@@ -5,46 +5,16 @@
 #include <unistd.h>
 #include "plugin.h"
 
-static const char plugin[] = "libdtrain_mpi.so";
+static const char plugin[] = DT_MPI_PLUGIN;
 
 bool dt_comm_launched(void) { return dt_env("OMPI_COMM_WORLD_SIZE") || dt_env("PMIX_RANK") || dt_env("PMI_RANK"); }
-
-/* Folder of a file, without the last slash, into buf; false when there is none. */
-static bool folder_of(const char *file, char *buf, size_t n) {
-  const char *slash = file ? strrchr(file, '/') : NULL;
-  if (!slash || (size_t)(slash - file) >= n) return false;
-  memcpy(buf, file, (size_t)(slash - file));
-  buf[slash - file] = 0;
-  return true;
-}
-
-bool dt_comm_plugin(char *path, size_t n, dt_str *tried) {
-  /* beside the program, and where `make install` puts it as seen from bin/ and from lib/lua/5.4/ */
-  static const char *const rel[] = {"", "/../lib/dtrain", "/../../dtrain"};
-  char home[3][1024], self[1024];
-  int nhome = 0;
-  const char *knob = dt_env("DT_PLUGIN_DIR");
-  if (knob) snprintf(home[nhome++], sizeof home[0], "%s", knob);
-  ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (len > 0) self[len] = 0, nhome += folder_of(self, home[nhome], sizeof home[0]);
-  Dl_info here;
-  if (dladdr((void *)(uintptr_t)dt_comm_launched, &here) && folder_of(here.dli_fname, home[nhome], sizeof home[0]))
-    nhome += nhome == 0 || strcmp(home[nhome - 1], home[nhome]) != 0;
-  for (int i = 0; i < nhome; i++)
-    for (size_t j = 0; j < sizeof rel / sizeof *rel; j++) {
-      snprintf(path, n, "%s%s/%s", home[i], rel[j], plugin);
-      if (!access(path, R_OK)) return true;
-      dt_str_add(tried, "%s%s", tried->n ? ", " : "", path);
-    }
-  return false;
-}
 
 static dt_status load(void **handle, dt_err *e) {
   char path[4096];
   dt_str tried = {0};
   dt_status st = DT_OK;
   *handle = NULL;
-  if (dt_comm_plugin(path, sizeof path, &tried)) {
+  if (dt_plugin_path(plugin, path, sizeof path, &tried)) {
     /* Open MPI opens modules of its own that look its symbols up in the global scope */
     *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (!*handle)

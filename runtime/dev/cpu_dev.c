@@ -139,7 +139,7 @@ dt_status dt_cpu_open(dt_pool *pool, dt_dev **out, dt_err *e) {
   *out = NULL;
   DT_TRY(dt_cpu_check(e));
   cpu_dev *c = dt_xalloc(sizeof *c);
-  *c = (cpu_dev){{&vt}, pool, dt_cpu_kernels()};
+  *c = (cpu_dev){{&vt, true}, pool, dt_cpu_kernels()};
   *out = &c->b;
   return DT_OK;
 }

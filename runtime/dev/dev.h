@@ -1,4 +1,5 @@
-/* Floor 2: a device: memory, copies, streams, events and launches, one vtable for each kind. The CPU (cpu_dev.c) is the first.
+/* Floor 2: a device: memory, copies, streams, events and launches, one vtable for each kind: the CPU (cpu_dev.c), and GPUs in a plug-in
+ * (cuda/, plugin.h).
  *
  * A stream does what it is given in the order in which it was given. On the CPU a compute stream is the caller's own thread, so its work is
  * done when the call returns; a communication stream is a thread beside it (stream.c). An event is a point of a stream: all that was given
@@ -30,19 +31,22 @@ typedef struct dt_id_check {
 typedef struct dt_launch {
   dt_call call;
   int op;
+  const char *name, *file; /* of the operation; the script that it comes from, NULL: none. For errors */
+  int line;
   const dt_kernel *kernel; /* of the device's table; NULL before bind */
   dt_id_check *check;      /* NULL: the op looks no ids up */
 } dt_launch;
 
 struct dt_dev_vt {
-  const char *name; /* "cpu" */
+  const char *name; /* "cpu", "cuda" */
   /* Zeroed memory, 64-byte aligned; NULL for 0 bytes. Pages become resident when they are first touched. */
   dt_status (*alloc)(dt_dev *d, int64_t bytes, void **p, dt_err *e);
   void (*free)(dt_dev *d, void *p, int64_t bytes); /* bytes: as given to alloc */
   dt_status (*open)(dt_dev *d, dt_stream_kind kind, dt_stream **out, dt_err *e);
   void (*close)(dt_stream *s); /* does what is left, then ends it; NULL is fine */
-  /* In the stream's order. `to` and `from` must live until the copy is done. */
+  /* In the stream's order. On a compute stream `host` may change once put has returned; else it must live until the copy is done. */
   void (*put)(dt_stream *s, void *to, const void *host, size_t n);
+  /* `to` and `from` must live until the copy is done; one of them may be memory of the host. */
   void (*copy)(dt_stream *s, void *to, const void *from, size_t n);
   void (*fill)(dt_stream *s, void *p, int byte, size_t n);
   void (*launch)(dt_stream *s, dt_launch *l);
@@ -60,12 +64,13 @@ struct dt_dev_vt {
   /* After each call of a stream its thread reports start and end (nanoseconds, CLOCK_MONOTONIC). Before the first work. */
   void (*watch)(dt_stream *s, void (*done)(void *ctx, void *call_ctx, int64_t start, int64_t end), void *ctx);
   bool (*supports)(dt_dev *d, int op);
-  size_t (*workspace)(const dt_call *c, int op, int threads); /* bytes; at plan time, views without memory */
-  dt_status (*bind)(dt_dev *d, dt_launch *l, dt_err *e);      /* l->call and l->op are set */
+  dt_workspace_fn *workspace;                            /* what a plan's spec asks */
+  dt_status (*bind)(dt_dev *d, dt_launch *l, dt_err *e); /* l->call and l->op are set */
   void (*release)(dt_dev *d, dt_launch *l);
 };
 struct dt_dev {
   const struct dt_dev_vt *vt;
+  bool host; /* its memory is the host's: communicators and peers may touch it */
 };
 struct dt_stream { /* what every device's begins with */
   dt_dev *dev;
@@ -75,7 +80,7 @@ struct dt_stream { /* what every device's begins with */
 /* The CPU, with the kernels that dt_cpu_kernels chose and this pool of threads, which must outlive it. */
 dt_status dt_cpu_open(dt_pool *pool, dt_dev **out, dt_err *e);
 void dt_cpu_close(dt_dev *d);
-size_t dt_cpu_workspace(const dt_call *c, int op, int threads); /* its vt's; what a plan's spec asks */
+dt_workspace_fn dt_cpu_workspace; /* its vt's */
 /* Waits for every stream of this process but the calling thread's own; their first error. For work that is on no stream. */
 dt_status dt_streams_settle(dt_err *e);
 

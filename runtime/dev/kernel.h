@@ -6,6 +6,8 @@
  * release() undoes prepare. prepare, release and workspace may be NULL. */
 #ifndef DT_KERNEL_H
 #define DT_KERNEL_H
+#include <assert.h>
+
 #include "../tensor/tensor.h"
 
 /* every op of the table, and every elementwise op's number in vector programs */
@@ -50,8 +52,8 @@ typedef union dt_attrs {
   } op;
 #include "../ir/ops.def"
 } dt_attrs;
-_Static_assert(sizeof(dt_attrs) == DT_MAX_ATTR * sizeof(dt_attr),
-               "an op of the table has more than DT_MAX_ATTR slots of attributes");
+static_assert(sizeof(dt_attrs) == DT_MAX_ATTR * sizeof(dt_attr),
+              "an op of the table has more than DT_MAX_ATTR slots of attributes");
 
 /* The ids that an op looks up, as its row in the op table says: 0 to n - 1, or `ignore`. */
 typedef struct dt_ids {
@@ -95,14 +97,17 @@ typedef struct dt_call {
   uint32_t flags;
   void *ws; /* workspace() bytes, 64-byte aligned, contents undefined between calls */
   size_t ws_bytes;
-  void *prep; /* the kernel's own, from prepare to release */
-  dt_pool *pool;
+  void *prep;    /* the kernel's own, from prepare to release */
+  dt_pool *pool; /* the CPU's */
+  void *queue;   /* CUDA's stream */
   const dt_tick *tick;
 } dt_call;
 
 /* How many of a node's nin inputs are the op's own; an epilogue reads those that follow, and the product. */
 static inline int dt_own_inputs(int nin, const dt_vm *epilogue) { return epilogue ? nin - (epilogue->nin - 1) : nin; }
 
+/* Bytes of workspace that a kernel of the op wants; views without memory. A device's, for plans. */
+typedef size_t dt_workspace_fn(const dt_call *c, int op, int threads);
 typedef struct dt_kernel {
   void (*run)(dt_call *c);
   size_t (*workspace)(const dt_call *c, int threads);

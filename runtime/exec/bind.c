@@ -90,7 +90,7 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
   c->tick = &x->tick;
   if (ins->kind == DT_I_COMM) return bind_comm(x, p, q, e);
   if (ins->kind != DT_I_KERNEL) return DT_OK;
-  q->launch.op = ins->op;
+  q->launch.op = ins->op, q->launch.name = dt_op(ins->op)->name, q->launch.file = ins->file, q->launch.line = ins->line;
   if (dt_op(ins->op)->ids) {
     const dt_type *types[DT_MAX_IN];
     for (int j = 0; j < ins->nin; j++) types[j] = &ins->view[j].t;
@@ -99,9 +99,11 @@ static dt_status bind_one(dt_exec *x, int k, const dt_instr *ins, bound *q, int 
     q->launch.check = &q->check;
     dt_vec_push(&x->lookups, q);
   }
-  if (!dev->vt->supports(dev, ins->op))
-    return dt_fail(e, DT_EBUG, NULL, "the device %s has no kernel for %s", dev->vt->name, dt_op(ins->op)->name);
-  return dev->vt->bind(dev, &q->launch, e);
+  dt_status st = dev->vt->supports(dev, ins->op)
+                     ? dev->vt->bind(dev, &q->launch, e)
+                     : dt_fail(e, DT_EBUG, NULL, "the device %s has no kernel for %s", dev->vt->name, q->launch.name);
+  if (st && e && !*e->where && ins->file) snprintf(e->where, sizeof e->where, "%s:%d", ins->file, ins->line);
+  return st;
 }
 
 /* Where a plan's inputs, outputs and statistics lie. */
@@ -208,16 +210,18 @@ int64_t dt_exec_bytes(const dt_exec *x, int64_t *by_region) {
   return total;
 }
 
-/* Allocates the arena and the window and gives each region its place. */
-static dt_status lay_out(dt_exec *x, const int64_t r[DT_NREG], int64_t ws, int64_t planned, dt_err *e) {
+/* Allocates the arena and the window and gives each region its place. Where the device's memory is not the host's, the window has the rings
+ * of messages alone. */
+static dt_status lay_out(dt_exec *x, const int64_t r[DT_NREG], int64_t ws, int64_t rings, int64_t planned, dt_err *e) {
   dt_comm *c = x->ctx->comm;
   dt_dev *dev = x->ctx->dev;
   int64_t pool = r[DT_REG_ACT] + r[DT_REG_TEMP] - ws;
   bool alone = c->size == 1 || !x->b[0].plan->spec.train;
-  bool share = !alone && x->b[0].plan->layout.shared; /* parameters travel, too */
-  x->window_bytes = alone ? 0 : r[DT_REG_GRAD] + r[DT_REG_COMM] + (share ? r[DT_REG_PARAM] : 0);
+  bool own = alone || !dev->host, share = !own && x->b[0].plan->layout.shared; /* share: parameters travel, too */
+  int64_t travels = r[DT_REG_GRAD] + r[DT_REG_COMM] + (share ? r[DT_REG_PARAM] : 0);
+  x->window_bytes = alone ? 0 : own ? rings : travels;
   x->arena_bytes = (share ? 0 : r[DT_REG_PARAM]) + r[DT_REG_STATE] + r[DT_REG_PERSIST] + pool + ws +
-                   (alone ? r[DT_REG_GRAD] + r[DT_REG_COMM] : 0);
+                   (own ? travels - x->window_bytes : 0);
   if (planned != x->arena_bytes + x->window_bytes)
     return dt_fail(e, DT_EBUG, NULL, "the plan says %lld bytes, the executor would allocate %lld", (long long)planned,
                    (long long)(x->arena_bytes + x->window_bytes));
@@ -230,12 +234,14 @@ static dt_status lay_out(dt_exec *x, const int64_t r[DT_NREG], int64_t ws, int64
   x->base[DT_REG_ACT] = x->base[DT_REG_TEMP] = at, at += pool;
   if (x->b[0].plan->g->chunks) x->base[DT_REG_TEMP] += r[DT_REG_ACT];
   x->ws = at, at += ws;
-  if (alone) {
-    x->base[DT_REG_GRAD] = at, at += r[DT_REG_GRAD];
-    x->base[DT_REG_COMM] = at, at += r[DT_REG_COMM];
-  } else if (x->window_bytes) {
+  if (x->window_bytes || (!alone && own && x->b[0].plan->g->chunks)) { /* all ranks of a pipeline, or none */
     DT_TRY(c->vt->alloc(c, (size_t)x->window_bytes, &p, e));
     x->window = p;
+  }
+  if (own) {
+    x->base[DT_REG_GRAD] = at, at += r[DT_REG_GRAD];
+    x->base[DT_REG_COMM] = at, at += r[DT_REG_COMM];
+  } else {
     x->base[DT_REG_GRAD] = x->window;
     x->base[DT_REG_COMM] = x->window + r[DT_REG_GRAD];
     if (share) x->base[DT_REG_PARAM] = x->base[DT_REG_COMM] + r[DT_REG_COMM];
@@ -265,13 +271,14 @@ dt_status dt_exec_bind(dt_exec *x, dt_err *e) {
   DT_TRY(dev->vt->open(dev, DT_STREAM_COMPUTE, &x->compute, e));
   if (tickets) DT_TRY(dev->vt->open(dev, DT_STREAM_COMM, &x->comm, e));
   x->done = dt_xalloc(sizeof *x->done * (size_t)(tickets + 1));
-  DT_TRY(lay_out(x, x->region_bytes, ws, planned, e));
+  dt_plan **plans = plans_of(x);
+  int64_t rings = dt_plan_rings(plans, x->nplan);
+  free(plans);
+  DT_TRY(lay_out(x, x->region_bytes, ws, rings, planned, e));
   DT_TRY(open_groups(x, e));
   if (x->b[0].plan->g->chunks) {
-    dt_plan **plans = plans_of(x);
-    int64_t rings = dt_plan_rings(plans, x->nplan);
-    free(plans);
-    DT_TRY(dt_pipe_new(x, x->base[DT_REG_COMM] + x->region_bytes[DT_REG_COMM] - rings, e));
+    bool apart = x->window && !dev->host;
+    DT_TRY(dt_pipe_new(x, apart ? x->window : x->base[DT_REG_COMM] + x->region_bytes[DT_REG_COMM] - rings, e));
   }
   for (int k = 0; k < x->nplan; k++) DT_TRY(bind_plan(x, k, e));
   dt_exec_list(x);

@@ -9,7 +9,8 @@ struct dt_ctx {
   dt_comm *comm;
   dt_pool *pool;
   int threads;
-  dt_dev *dev;
+  dt_dev *cpu, *dev;                 /* dev: where training runs, the CPU or a GPU */
+  const struct dt_cuda_plugin *cuda; /* of dev; NULL: it is the CPU */
   uint64_t seed;
   struct dt_ctx_group *groups; /* communicators opened so far */
   struct dt_singles *singles;  /* executors of single operations; NULL: none */
@@ -19,4 +20,5 @@ struct dt_ctx {
  * its first use; the context owns it. */
 dt_status dt_ctx_comm(dt_ctx *c, const dt_mesh *m, dt_group g, dt_comm **out, dt_err *e);
 void dt_ctx_close_groups(dt_ctx *c); /* collective */
+void dt_ctx_comm_close(dt_comm *c);  /* collective: it, and its fabric; NULL is fine */
 #endif

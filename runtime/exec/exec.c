@@ -55,6 +55,12 @@ static dt_status meet(dt_exec *x, dt_err *e) {
   return DT_OK;
 }
 
+/* The first rank's value becomes all ranks'. */
+static dt_status spread(dt_exec *x, dt_comm *c, const dt_view *v, dt_err *e) {
+  const dt_commjob j = {.kind = DT_CJ_BROADCAST, .comm = c, .out = v->p, .n = dt_nbytes(&v->t), .dtype = DT_U8};
+  return dt_comm_on(x->compute, &j, e);
+}
+
 /* Replicas of a tensor start alike: as the first of them has it. Optimizer states are made alike. */
 static dt_status share_values(dt_exec *x, dt_err *e) {
   const dt_graph *g = x->b[0].plan->g;
@@ -64,7 +70,7 @@ static dt_status share_values(dt_exec *x, dt_err *e) {
     const dt_kept *k = &x->kept[i];
     if (k->away || dt_name_kind(x->names.list.p[i], NULL) == DT_NAMED_STATE) continue;
     if (k->at.share) DT_TRY(dt_exec_same_part(x, i, e));
-    else if (k->v.p) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
+    else if (k->v.p) DT_TRY(spread(x, c, &k->v, e));
   }
   for (int i = 0; i < g->param.n; i++) { /* stages in the order of parameters, which all of them share */
     const dt_param *p = &g->param.p[i];
@@ -72,7 +78,7 @@ static dt_status share_values(dt_exec *x, dt_err *e) {
     dt_group group = {.axes = 1 << dt_mesh_stages(&g->mesh), .stages = p->staged.stages};
     DT_TRY(dt_ctx_comm(x->ctx, &g->mesh, group, &c, e));
     const dt_kept *k = &x->kept[dt_exec_find(x, p->name)];
-    if (c) DT_TRY(c->vt->broadcast(c, k->v.p, dt_nbytes(&k->v.t), 0, e));
+    if (c) DT_TRY(spread(x, c, &k->v, e));
   }
   return DT_OK;
 }

@@ -18,7 +18,10 @@ static inline void run_kernel(dt_exec *x, const struct dt_dev_vt *vt, bound *q, 
   q->launch.call.flags = first ? q->ins->acc & ~q->ins->acc_first0 : q->ins->acc;
   if (x->profile) counted->seconds -= dt_now();
   vt->launch(x->compute, &q->launch);
-  if (x->profile) counted->seconds += dt_now(), counted->calls++;
+  if (x->profile) {
+    dt_dev_sync(vt->record(x->compute), NULL);
+    counted->seconds += dt_now(), counted->calls++;
+  }
   if (x->pipe && x->pipe->look) notice(x, q);
 }
 
@@ -26,18 +29,16 @@ static dt_status run_comm(dt_exec *x, bound *q, int64_t start, dt_err *e) {
   const struct dt_dev_vt *vt = x->ctx->dev->vt;
   const dt_call *c = &q->launch.call;
   if (q->copy) dt_dev_copy(x->compute, c->out[0].p, c->in[0].p, (int64_t)q->copy);
-  dt_event computed = vt->record(x->compute);
   if (!q->ins->ticket) {
     DT_TRY(dt_exec_drain(x, e));
-    DT_TRY(dt_dev_sync(computed, e));
     int64_t begun = x->tracing ? dt_trace_clock() : 0;
-    DT_TRY(dt_comm_run(&q->job, e));
+    DT_TRY(dt_comm_on(x->compute, &q->job, e));
     if (x->tracing) dt_trace_met(x, q, start, begun);
     return DT_OK;
   }
   q->job.tag = x->tracing ? q->label : NULL, q->job.step = (int)x->trace_step;
   q->job.micro = q->ins->phase == DT_UPD ? -1 : x->tick.micro;
-  DT_TRY(dt_dev_wait(x->comm, computed, e));
+  DT_TRY(dt_dev_wait(x->comm, vt->record(x->compute), e));
   dt_comm_start(x->comm, &q->job);
   x->done[q->ins->ticket] = x->last = vt->record(x->comm);
   return DT_OK;

@@ -90,14 +90,15 @@ bool dt_reshape_strides(const dt_value *in, const dt_type *to, int64_t *stride) 
   return k < 0;
 }
 
-void dt_view_derive(dt_graph *g, dt_nid id) {
+bool dt_view_places(const dt_graph *g, dt_nid id, dt_value *out) {
   const dt_node *n = &g->node.p[id];
   const dt_attrs *a = &n->a;
   bool aliases = dt_op(n->op)->flags & OP_VIEW || n->op == DT_OP_assign;
   const dt_value *x = aliases ? &g->val.p[n->in[0]] : NULL;
   int64_t at = 0; /* start of the present part of a split */
   for (int o = 0; o < n->nout; o++) {
-    dt_value *v = &g->val.p[n->out[o]];
+    dt_value *v = &out[o];
+    *v = g->val.p[n->out[o]];
     v->root = x ? x->root : n->out[o];
     v->offset = x ? x->offset : 0;
     int lead = x ? v->t.nd - x->t.nd : 0;
@@ -105,10 +106,7 @@ void dt_view_derive(dt_graph *g, dt_nid id) {
     if (!x) {
       contiguous_strides(v);
     } else if (n->op == DT_OP_reshape) {
-      if (dt_reshape_strides(x, &v->t, v->stride)) continue;
-      fprintf(stderr, "dtrain: a pass built a reshape of %s to %s over strides that forbid it\n", shape_text(&x->t).s,
-              shape_text(&v->t).s);
-      abort();
+      if (!dt_reshape_strides(x, &v->t, v->stride)) return false;
     } else if (n->op == DT_OP_permute) {
       for (int i = 0; i < v->t.nd; i++) v->stride[i] = x->stride[a->permute.dims.v[i]];
     } else if (n->op == DT_OP_broadcast_to) {
@@ -125,4 +123,16 @@ void dt_view_derive(dt_graph *g, dt_nid id) {
       }
     }
   }
+  return true;
+}
+
+void dt_view_derive(dt_graph *g, dt_nid id) {
+  const dt_node *n = &g->node.p[id];
+  dt_value out[DT_MAX_OUT];
+  if (!dt_view_places(g, id, out)) {
+    fprintf(stderr, "dtrain: a pass built a reshape of %s to %s over strides that forbid it\n",
+            shape_text(dt_type_of(g, n->in[0])).s, shape_text(dt_type_of(g, n->out[0])).s);
+    abort();
+  }
+  for (int o = 0; o < n->nout; o++) g->val.p[n->out[o]] = out[o];
 }

@@ -394,6 +394,8 @@ bool dt_val_contiguous(const dt_graph *g, dt_val v);
 /* Sets root, offset and stride of a node's outputs: from its input for views, as memory of their own otherwise. Passes that rewire
  * nodes call it for every node in order. A view that its input's strides don't allow is our own bug (dt_build_node inserts the copy). */
 void dt_view_derive(dt_graph *g, dt_nid n);
+/* The same without changing anything: out[o] is output o as it should be. False for a view that its input's strides don't allow. */
+bool dt_view_places(const dt_graph *g, dt_nid n, dt_value *out);
 
 static inline const dt_type *dt_type_of(const dt_graph *g, dt_val v) { return &g->val.p[v].t; }
 static inline dt_node *dt_node_of(dt_graph *g, dt_val v) { return &g->node.p[g->val.p[v].node]; }

@@ -22,7 +22,11 @@ typedef struct fuser {
   DT_VEC(group) group;
   int *nuse;  /* [value] uses by living nodes */
   char *kept; /* [value] must be readable outside: output, loss, leaf alias */
+  /* the line of units: groups, each named by its last node, and nodes of no group. None reads another that stands behind it. */
+  double *at;             /* [node] grows along the line */
+  dt_nid *before, *after; /* [node] neighbours, -1: none */
   int *mark, stamp;
+  DT_VEC(dt_nid) stack, between;
 } fuser;
 
 static void count_uses(fuser *f) {
@@ -62,61 +66,81 @@ static int find(const fuser *f, int gi) {
 
 static bool constant(const dt_graph *g, dt_val v) { return g->node.p[g->val.p[v].node].op == DT_OP_full; }
 
-/* Does a node outside of groups a, b and node n depend on them and feed them? Walks producers of outside inputs down to `low`. */
-static bool reaches(fuser *f, dt_nid at, int a, int b, dt_nid low) {
-  dt_graph *g = f->g;
-  DT_VEC(dt_nid) stack = {0};
-  dt_vec_push(&stack, at);
+static dt_nid unit_of(const fuser *f, dt_nid x) {
+  int gi = find(f, f->grp[x]);
+  return gi < 0 ? x : f->group.p[gi].m.p[f->group.p[gi].m.n - 1];
+}
+
+/* Puts the units that x reads on the stack, as far as they stand behind `low` or are among u. Returns whether one of those was. */
+static bool push_read(fuser *f, dt_nid x, double low, const dt_nid *u, int n) {
+  int gi = find(f, f->grp[x]), members = gi < 0 ? 1 : f->group.p[gi].m.n;
   bool hit = false;
-  while (stack.n && !hit) {
-    dt_nid x = stack.p[--stack.n];
-    if (x < low || f->mark[x] == f->stamp) continue;
-    int gx = find(f, f->grp[x]);
-    if (gx >= 0 && (gx == a || gx == b)) {
-      hit = true;
-      break;
-    }
-    f->mark[x] = f->stamp;
-    if (gx < 0) {
-      for (int k = 0; k < g->node.p[x].nin; k++) dt_vec_push(&stack, g->val.p[g->node.p[x].in[k]].node);
-    } else {
-      for (int m = 0; m < f->group.p[gx].m.n; m++) {
-        dt_nid y = f->group.p[gx].m.p[m];
-        f->mark[y] = f->stamp;
-        for (int k = 0; k < g->node.p[y].nin; k++) {
-          dt_nid z = g->val.p[g->node.p[y].in[k]].node;
-          if (find(f, f->grp[z]) != gx) dt_vec_push(&stack, z);
-        }
-      }
+  for (int m = 0; m < members; m++) {
+    const dt_node *y = &f->g->node.p[gi < 0 ? x : f->group.p[gi].m.p[m]];
+    for (int k = 0; k < y->nin; k++) {
+      dt_nid p = unit_of(f, f->g->val.p[y->in[k]].node);
+      bool own = false;
+      for (int i = 0; i < n; i++) own |= p == u[i];
+      hit |= own;
+      if (!own && p != x && f->at[p] > low && f->mark[p] != f->stamp) dt_vec_push(&f->stack, p);
     }
   }
-  dt_vec_free(&stack);
   return hit;
 }
 
-/* Would joining groups a and b (b may be -1) and node n (may be -1) into one close a cycle? */
-static bool closes_cycle(fuser *f, int a, int b, dt_nid n) {
-  dt_graph *g = f->g;
-  dt_nid low = INT32_MAX;
-  const int both[2] = {a, b};
-  for (int s = 0; s < 2; s++)
-    if (both[s] >= 0)
-      for (int m = 0; m < f->group.p[both[s]].m.n; m++)
-        if (f->group.p[both[s]].m.p[m] < low) low = f->group.p[both[s]].m.p[m];
-  f->stamp++;
-  for (int s = 0; s < 3; s++) {
-    int cnt = s < 2 ? (both[s] >= 0 ? f->group.p[both[s]].m.n : 0) : n >= 0;
-    for (int m = 0; m < cnt; m++) {
-      dt_nid x = s < 2 ? f->group.p[both[s]].m.p[m] : n;
-      for (int k = 0; k < g->node.p[x].nin; k++) {
-        dt_nid p = g->val.p[g->node.p[x].in[k]].node;
-        int gp = find(f, f->grp[p]);
-        if (gp >= 0 && (gp == a || gp == b)) continue;
-        if (reaches(f, p, a, b, low)) return true;
-      }
-    }
+/* Would the n units u, made one, read what reads them? If not, f->between has what must stand before them all: what they read, and what that reads, of
+ * what stands behind the first of them. */
+static bool closes_cycle(fuser *f, const dt_nid *u, int n) {
+  double low = f->at[u[0]];
+  for (int i = 1; i < n; i++) low = f->at[u[i]] < low ? f->at[u[i]] : low;
+  f->stamp++, f->stack.n = f->between.n = 0;
+  for (int i = 0; i < n; i++) push_read(f, u[i], low, u, n);
+  while (f->stack.n) {
+    dt_nid x = f->stack.p[--f->stack.n];
+    if (f->mark[x] == f->stamp) continue;
+    f->mark[x] = f->stamp;
+    dt_vec_push(&f->between, x);
+    if (push_read(f, x, low, u, n)) return true;
   }
   return false;
+}
+
+static void unlink_unit(fuser *f, dt_nid x) {
+  if (f->before[x] >= 0) f->after[f->before[x]] = f->after[x];
+  if (f->after[x] >= 0) f->before[f->after[x]] = f->before[x];
+}
+static void link_before(fuser *f, dt_nid x, dt_nid y) {
+  f->before[x] = f->before[y], f->after[x] = y, f->before[y] = x;
+  if (f->before[x] >= 0) f->after[f->before[x]] = x;
+}
+
+/* The units u of the last closes_cycle become one, named `name`, at the first one's place in the line, behind what must stand before it. */
+static void join(fuser *f, const dt_nid *u, int n, dt_nid name) {
+  dt_nid head = u[0];
+  for (int i = 1; i < n; i++) head = f->at[u[i]] < f->at[head] ? u[i] : head;
+  for (int i = 1; i < f->between.n; i++) /* in the order of the line */
+    for (int k = i; k && f->at[f->between.p[k]] < f->at[f->between.p[k - 1]]; k--) {
+      dt_nid x = f->between.p[k];
+      f->between.p[k] = f->between.p[k - 1], f->between.p[k - 1] = x;
+    }
+  for (int i = 0; i < f->between.n; i++) unlink_unit(f, f->between.p[i]);
+  for (int i = 0; i < n; i++)
+    if (u[i] != head) unlink_unit(f, u[i]);
+  double end = f->at[head], begin = f->before[head] >= 0 ? f->at[f->before[head]] : end - f->between.n - 1;
+  double step = (end - begin) / (f->between.n + 1);
+  for (int i = 0; i < f->between.n; i++) {
+    link_before(f, f->between.p[i], head);
+    f->at[f->between.p[i]] = begin + step * (i + 1);
+  }
+  if (name != head) {
+    f->at[name] = end;
+    link_before(f, name, head);
+    unlink_unit(f, head);
+  }
+  if (step > 1e-6) return;
+  dt_nid first = name; /* no room left between numbers: count anew */
+  while (f->before[first] >= 0) first = f->before[first];
+  for (double at = 0; first >= 0; first = f->after[first]) f->at[first] = at++;
 }
 
 /* inputs and outputs that the union would have */
@@ -173,9 +197,13 @@ static void form_groups(fuser *f) {
       if (q->phase != n->phase || q->flags != n->flags || q->chunk != n->chunk || f->group.p[gp].type != type ||
           !same_dims(&g->val.p[q->out[0]].t, &g->val.p[n->out[0]].t))
         continue;
-      if (!fits(f, gp, mine, i) || closes_cycle(f, gp, mine, i)) continue;
+      const dt_nid both[2] = {unit_of(f, p), i};
+      if (!fits(f, gp, mine, mine < 0 ? i : -1) || closes_cycle(f, both, 2)) continue;
+      join(f, both, 2, i);
       if (mine < 0) {
         mine = gp;
+        dt_vec_push(&f->group.p[gp].m, i);
+        f->grp[i] = gp;
       } else { /* the later group goes into the earlier one; members stay sorted */
         group *a = &f->group.p[mine], *b = &f->group.p[gp];
         DT_VEC(dt_nid) all = {0};
@@ -189,12 +217,10 @@ static void form_groups(fuser *f) {
         b->merged = mine;
       }
     }
-    if (mine < 0) {
-      dt_vec_push(&f->group, ((group){.type = type, .merged = -1}));
-      mine = f->group.n - 1;
-    }
-    dt_vec_push(&f->group.p[mine].m, i);
-    f->grp[i] = mine;
+    if (mine >= 0) continue;
+    f->grp[i] = f->group.n;
+    dt_vec_push(&f->group, ((group){.type = type, .merged = -1}));
+    dt_vec_push(&f->group.p[f->grp[i]].m, i);
   }
 }
 
@@ -382,23 +408,6 @@ static void lower_assigns(fuser *f) {
   free(by);
 }
 
-/* Can `from` be computed without `what`? */
-static bool depends(fuser *f, dt_nid from, dt_nid what) {
-  DT_VEC(dt_nid) stack = {0};
-  dt_vec_push(&stack, from);
-  f->stamp++;
-  bool hit = false;
-  while (stack.n && !hit) {
-    dt_nid x = stack.p[--stack.n];
-    if (x == what) hit = true;
-    if (x < what || f->mark[x] == f->stamp) continue;
-    f->mark[x] = f->stamp;
-    for (int k = 0; k < f->g->node.p[x].nin; k++) dt_vec_push(&stack, f->g->val.p[f->g->node.p[x].in[k]].node);
-  }
-  dt_vec_free(&stack);
-  return hit;
-}
-
 /* a product + the chain that consumes it = the product with an epilogue, standing where the chain stood */
 static void epilogues(fuser *f) {
   dt_graph *g = f->g;
@@ -415,10 +424,11 @@ static void epilogues(fuser *f) {
       int nb = l->nin;
       bool also = f->nuse[y] > 1;
       if (nb + c->nin - 1 > 16 || c->nout + also > DT_MAX_OUT) continue;
-      bool bad = false;
-      for (int j = 0; j < c->nin && !bad; j++)
-        bad = j != k && (c->in[j] == y || depends(f, g->val.p[c->in[j]].node, li));
-      if (bad) continue;
+      bool twice = false;
+      for (int j = 0; j < c->nin; j++) twice |= j != k && c->in[j] == y;
+      const dt_nid both[2] = {li, i};
+      if (twice || closes_cycle(f, both, 2)) continue;
+      join(f, both, 2, i);
       /* program input 0 is y: swap registers k and 0 */
       dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
       *vm = *c->vm;
@@ -464,7 +474,11 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
   f.mark = dt_xalloc(sizeof(int) * (size_t)(g->node.n + 1));
   f.nuse = dt_xalloc(sizeof(int) * (size_t)(g->val.n + 1));
   f.kept = dt_xalloc((size_t)g->val.n + 1);
-  for (int i = 0; i < g->node.n; i++) f.grp[i] = -1;
+  f.at = dt_xalloc(sizeof *f.at * (size_t)(g->node.n + 1));
+  f.before = dt_xalloc(sizeof *f.before * (size_t)(g->node.n + 1));
+  f.after = dt_xalloc(sizeof *f.after * (size_t)(g->node.n + 1));
+  for (int i = 0; i < g->node.n; i++)
+    f.grp[i] = -1, f.at[i] = i, f.before[i] = i - 1, f.after[i] = i + 1 < g->node.n ? i + 1 : -1;
   count_uses(&f);
   for (int i = 0; i < g->output.n; i++)
     if (g->output.p[i] >= 0) f.kept[g->output.p[i]] = 1;
@@ -477,6 +491,7 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
   form_groups(&f);
   for (int i = 0; i < f.group.n; i++)
     if (f.group.p[i].merged < 0) lower_group(&f, f.group.p[i].m.p, f.group.p[i].m.n, f.group.p[i].type);
+  for (int i = 0; i < g->node.n; i++) f.grp[i] = -1; /* a group is its last node now */
   count_uses(&f);
   for (dt_nid i = 0; i < g->node.n; i++) { /* constants that something else reads */
     dt_node *n = &g->node.p[i];
@@ -505,6 +520,9 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
   free(f.mark);
   free(f.nuse);
   free(f.kept);
+  free(f.at), free(f.before), free(f.after);
+  dt_vec_free(&f.stack);
+  dt_vec_free(&f.between);
   DT_TRY(dt_graph_sort(g, e));
   dt_graph_compact(g);
   g->level = DT_FUSED;

@@ -1,11 +1,13 @@
 /* The verifier's last part, after the memory pass: no two values that live at the same time lie at the same address, every value lies inside of
- * its region, and every view inside of its root.
+ * its region and is aligned, every view is where its input says and inside of its root, and what was written over is not read any more.
  *
  * It finds lifetimes from the nodes by itself, so that a mistake of the memory pass shows. A failure names the values and is our own bug.
  * One sweep over time keeps a bit for each address at which something lives, so a value is compared with its two neighbours only. */
 #include <stdlib.h>
 
 #include "pass.h"
+
+enum { ALIGN = 64 };
 
 typedef struct life {
   dt_val root;
@@ -22,15 +24,98 @@ static dt_status bad(const dt_graph *g, dt_val v, dt_err *e, const char *text) {
                  dt_op(n->op)->name, text);
 }
 
+/* The elements of its root that a value touches: [*begin, *end). */
+static void extent(const dt_value *x, int64_t *begin, int64_t *end) {
+  *begin = x->offset, *end = x->offset + 1;
+  for (int d = 0; d < x->t.nd; d++) *(x->stride[d] < 0 ? begin : end) += (x->t.dim[d] - 1) * x->stride[d];
+}
+
+static bool same_place(const dt_value *a, const dt_value *b) {
+  if (a->root != b->root || a->offset != b->offset || a->t.nd != b->t.nd) return false;
+  for (int d = 0; d < a->t.nd; d++)
+    if (a->t.dim[d] != b->t.dim[d] || (a->t.dim[d] > 1 && a->stride[d] != b->stride[d])) return false;
+  return true;
+}
+
+static bool meets(const dt_graph *g, dt_val a, dt_val b) {
+  const dt_value *x = &g->val.p[a], *y = &g->val.p[b];
+  int64_t from[2], to[2];
+  if (x->root != y->root || !dt_numel(&x->t) || !dt_numel(&y->t)) return false;
+  extent(x, &from[0], &to[0]), extent(y, &from[1], &to[1]);
+  return from[0] < to[1] && from[1] < to[0];
+}
+
+/* The value whose memory v shows: v, or what it is a view of. */
+static dt_val seen_by(const dt_graph *g, dt_val v) {
+  const dt_node *n = &g->node.p[g->val.p[v].node];
+  while (dt_op(n->op)->flags & OP_VIEW) v = n->in[0], n = &g->node.p[g->val.p[v].node];
+  return v;
+}
+
+/* Node i writes its outputs over one of its inputs only where its op can, and element for element. */
+static dt_status writes_over_inputs(const dt_graph *g, dt_nid i, dt_err *e) {
+  const dt_node *n = &g->node.p[i];
+  for (int o = 0; o < n->nout; o++)
+    for (int k = 0; k < n->nin; k++) {
+      if (!meets(g, n->out[o], n->in[k])) continue;
+      bool may = dt_op(n->op)->flags & OP_INPLACE && (k == 0 || n->op == DT_OP_fused);
+      if (!may || !same_place(&g->val.p[n->out[o]], &g->val.p[n->in[k]]))
+        return bad(g, n->out[o], e, "is written over an input that is still read");
+    }
+  return DT_OK;
+}
+
+/* Memory that is not a leaf's is written over only when nobody reads any more what lay there. */
+static dt_status nothing_lost(const dt_graph *g, dt_err *e) {
+  dt_val *last = dt_xalloc((size_t)(g->val.n + 1) * sizeof *last),
+         *before = dt_xalloc((size_t)(g->val.n + 1) * sizeof *before);
+  dt_status st = DT_OK;
+  for (dt_val v = 0; v < g->val.n; v++)
+    last[v] = before[v] = -1; /* of a root, the value last written; of a value, the one before it */
+  for (dt_nid i = 0; i < g->node.n && !st; i++) {
+    const dt_node *n = &g->node.p[i];
+    const uint32_t flags = dt_op(n->op)->flags;
+    if (n->flags & DT_NODE_DEAD || flags & (OP_VIEW | OP_LEAF) || n->op == DT_OP_accum_grad || n->op == DT_OP_pack)
+      continue;
+    if (!(flags & OP_COMM)) st = writes_over_inputs(g, i, e);
+    for (int k = 0; k < n->nin && !st; k++) {
+      dt_val m = seen_by(g, n->in[k]);
+      for (dt_val w = last[g->val.p[m].root]; w >= 0 && g->val.p[w].node > g->val.p[m].node && !st; w = before[w])
+        if (meets(g, w, n->in[k])) st = bad(g, m, e, "is read after something else was written over it");
+    }
+    for (int o = 0; o < n->nout; o++) {
+      dt_val r = g->val.p[n->out[o]].root;
+      if (dt_op(g->node.p[g->val.p[r].node].op)->flags & OP_LEAF) continue;
+      before[n->out[o]] = last[r], last[r] = n->out[o];
+    }
+  }
+  free(last), free(before);
+  return st;
+}
+
+/* Every view is where its node and its input say. */
+static dt_status views_follow(const dt_graph *g, dt_err *e) {
+  dt_value out[DT_MAX_OUT];
+  for (dt_nid i = 0; i < g->node.n; i++) {
+    const dt_node *n = &g->node.p[i];
+    if (n->flags & DT_NODE_DEAD || !(dt_op(n->op)->flags & OP_VIEW)) continue;
+    bool possible = dt_view_places(g, i, out);
+    for (int o = 0; o < n->nout; o++)
+      if (dt_numel(&out[o].t) && (!possible || !same_place(&out[o], &g->val.p[n->out[o]])))
+        return bad(g, n->out[o], e, "is not where its input says");
+  }
+  return DT_OK;
+}
+
 /* Every element that the views of one root touch lies inside of it. */
 static dt_status views_inside(const dt_graph *g, dt_err *e) {
   for (dt_val v = 0; v < g->val.n; v++) {
     const dt_value *x = &g->val.p[v], *r = &g->val.p[x->root];
     if (r->root != x->root) return bad(g, v, e, "has a root that is itself a view");
     if (!dt_numel(&x->t)) continue;
-    int64_t lo = x->offset, hi = x->offset, size = (int64_t)dt_dtype_size(x->t.dtype);
-    for (int d = 0; d < x->t.nd; d++) *(x->stride[d] < 0 ? &lo : &hi) += (x->t.dim[d] - 1) * x->stride[d];
-    if (lo < 0 || (hi + 1) * size > dt_nbytes(&r->t)) return bad(g, v, e, "reaches outside of its root");
+    int64_t begin, end, size = (int64_t)dt_dtype_size(x->t.dtype);
+    extent(x, &begin, &end);
+    if (begin < 0 || end * size > dt_nbytes(&r->t)) return bad(g, v, e, "reaches outside of its root");
   }
   return DT_OK;
 }
@@ -124,6 +209,8 @@ static dt_status sweep(const dt_graph *g, life *l, int n, life **order, uint64_t
 dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64_t workspace, const int64_t *slot,
                           dt_err *e) {
   DT_TRY(views_inside(g, e));
+  DT_TRY(views_follow(g, e));
+  DT_TRY(nothing_lost(g, e));
   life *l = dt_xalloc((size_t)(g->val.n + 1) * sizeof *l);
   life **order = dt_xalloc((size_t)(g->val.n + 1) * 2 * sizeof *order);
   uint64_t *bits = dt_xalloc(sizeof *bits * (size_t)(g->val.n / 64 + 1));
@@ -142,6 +229,7 @@ dt_status dt_memory_check(const dt_graph *g, const int64_t bytes[DT_NREG], int64
     l[v].at = x->addr, l[v].bytes = dt_nbytes(&x->t);
     l[v].pool = slots ? DT_NREG + chunk : x->region;
     if (x->addr < 0) st = bad(g, v, e, "has no address");
+    else if (x->addr % ALIGN) st = bad(g, v, e, "is not aligned to 64 bytes");
     else if (x->addr + l[v].bytes > room) st = bad(g, v, e, "reaches outside of its region");
     l[n++] = l[v];
   }

@@ -77,7 +77,7 @@ typedef struct dt_spec {
   dt_verbs verbs;               /* what the strategies decide */
   dt_replicas replicas;
   const struct dt_layout *layout; /* parameters already placed by another plan of the same model, or NULL */
-  size_t (*workspace)(const dt_call *c, int op, int threads); /* of the device that will run it */
+  dt_workspace_fn *workspace;     /* of the device that will run it */
   /* the mesh's axis of stages */
   const dt_stages *stages; /* which rank has which; NULL: one each, in order */
   bool split;              /* the schedule has actions for weight gradients */

@@ -40,6 +40,11 @@ bool dt_view_contiguous(const dt_view *v);
 int64_t dt_view_span(const dt_view *v); /* bytes from its first to behind its last element; 0 when it has none */
 /* Elements [first, first + n) of v, counted row-major, one after the other into dst. */
 void dt_view_pack(const dt_view *v, int64_t first, int64_t n, void *dst);
+/* Iteration spaces: drops dims of 1 and joins dims that every one of the n operands walks as one. stride[k][d] is operand k's; both arrays
+ * are rewritten; returns the number of dims left (at least 1; a scalar space becomes dim {1}). */
+int dt_space_collapse(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]);
+/* Strides of `v` broadcast to the nd dims of a space (0 where it repeats). */
+void dt_view_broadcast(const dt_view *v, int nd, const int64_t *dim, int64_t *stride);
 /* All elements row-major into a file being written. */
 struct dt_out;
 dt_status dt_view_write(const dt_view *v, struct dt_out *o, dt_err *e);

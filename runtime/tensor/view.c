@@ -51,3 +51,26 @@ dt_status dt_view_write(const dt_view *v, struct dt_out *o, dt_err *e) {
   }
   return DT_OK;
 }
+
+int dt_space_collapse(int nd, int64_t *dim, int n, int64_t (*stride)[DT_MAX_DIM]) {
+  int m = 0;
+  for (int d = 0; d < nd; d++) {
+    if (dim[d] == 1) continue;
+    bool join = m > 0;
+    for (int k = 0; k < n && join; k++) join = stride[k][m - 1] == stride[k][d] * dim[d];
+    if (!join) m++;
+    dim[m - 1] = join ? dim[m - 1] * dim[d] : dim[d];
+    for (int k = 0; k < n; k++) stride[k][m - 1] = stride[k][d];
+  }
+  if (m == 0) {
+    dim[0] = 1, m = 1;
+    for (int k = 0; k < n; k++) stride[k][0] = 0;
+  }
+  return m;
+}
+
+void dt_view_broadcast(const dt_view *v, int nd, const int64_t *dim, int64_t *stride) {
+  int lead = nd - v->t.nd;
+  for (int d = 0; d < nd; d++)
+    stride[d] = d < lead || (v->t.dim[d - lead] == 1 && dim[d] != 1) ? 0 : v->stride[d - lead];
+}

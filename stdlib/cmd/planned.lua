@@ -18,6 +18,7 @@ function M.job(words)
       cli.verb, util.show(job)), 0)
   end
   core.ctx { threads = cli.given.threads or 0, seed = cli.given.seed or job.seed }
+  core.device(cli.given.device or job.device)
   return job, cli.given.ranks or core.size()
 end
 

@@ -6,7 +6,8 @@ return function()
   print("dtrain " .. v.version)
   print("kernels: " .. v.isa)
   print("MPI: " .. (v.mpi and "Open MPI plug-in " .. v.mpi or "plug-in not found"))
-  print("CUDA: " .. v.cuda)
+  local gpus, missing = core.devices()
+  print("CUDA: " .. (gpus and gpus:match("[^\n]*$") or missing))
   print(v.lua)
   return 0
 end

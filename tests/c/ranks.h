@@ -35,10 +35,16 @@ typedef struct ranks {
 static inline int64_t ranks_global(const dt_mesh *m, const dt_param *p, int rank, const dt_type *local, int64_t k) {
   int64_t at[DT_MAX_DIM] = {0}, size[DT_MAX_DIM], whole = 0;
   for (int d = local->nd - 1; d >= 0; d--) at[d] = k % local->dim[d], k /= local->dim[d], size[d] = local->dim[d];
-  for (int i = p->placed.ncut - 1; i >= 0; i--) { /* an axis cuts what those before it have left */
-    int d = p->placed.cut[i].dim;
-    at[d] += dt_mesh_coord(m, rank, p->placed.cut[i].axis) * size[d];
-    size[d] *= m->size[p->placed.cut[i].axis];
+  for (int i = p->placed.ncut - 1; i >= 0;
+       i--) { /* an axis cuts what those before it have left, in each segment of the dim */
+    int d = p->placed.cut[i].dim, n = m->size[p->placed.cut[i].axis], s = 0;
+    const dt_segs *segs = &p->placed.cut[i].segs;
+    int64_t all = 0, begin = 0; /* of the segment, in the part */
+    for (int q = 0; q < segs->n; q++) all += segs->size[q];
+    int64_t parts = all / size[d]; /* in which each segment is cut by now */
+    while (s + 1 < segs->n && at[d] >= begin + segs->size[s] / parts) begin += segs->size[s++] / parts;
+    at[d] += begin * (n - 1) + dt_mesh_coord(m, rank, p->placed.cut[i].axis) * (segs->size[s] / parts);
+    size[d] *= n;
   }
   for (int d = 0; d < local->nd; d++) whole = whole * size[d] + at[d];
   return whole;
@@ -91,16 +97,30 @@ static inline void ranks_fill(ranks *s, int rank) {
                g->hyper.p[i].kind == DT_HY_UNSCALE && !counted ? 1. / (double)(s->samples * s->j->micros * s->j->rows)
                                                                : 1);
 }
-/* The samples of a microbatch: those of the rank's place on the axes of samples. */
+/* Element k of a rank's part of an input, as an element of the whole one; -1: padding. */
+static inline int64_t ranks_whole(const dt_input *x, const dt_type *part, int64_t k) {
+  const dt_type *w = x->whole.nd ? &x->whole : part;
+  int64_t at[DT_MAX_DIM], i = 0;
+  for (int d = part->nd - 1; d >= 0; d--) at[d] = k % part->dim[d] + (x->whole.nd ? x->begin[d] : 0), k /= part->dim[d];
+  for (int d = 0; d < part->nd; d++) {
+    if (at[d] >= w->dim[d]) return -1;
+    i = i * w->dim[d] + at[d];
+  }
+  return i;
+}
+/* The samples of a microbatch: those of the rank's place on the axes of samples, and of those the part that is cut for the rank. */
 static inline void ranks_feed(ranks *s, int rank, int micro) {
   ranks_one *r = &s->r[rank];
   int place = dt_mesh_among(&s->j->mesh, rank, dt_mesh_axes(&s->j->mesh, DT_AXIS_SAMPLES));
   for (int i = 0; i < r->g->input.n; i++) {
     const dt_input *x = &r->g->input.p[i];
-    int64_t n = dt_numel(dt_type_of(r->g, x->val));
-    bool whole = !dt_is_float(dt_type_of(r->g, x->val)->dtype); /* numbers of classes */
-    for (int64_t k = 0, at = (micro * s->samples + place) * n; k < n; k++)
-      interp_set(&r->x, x->val, k, whole ? (double)((at + k) * 5 % NET_OUT) : net_value(x->name, at + k));
+    const dt_type *t = dt_type_of(r->g, x->val);
+    int64_t all = dt_numel(x->whole.nd ? &x->whole : t);
+    bool classes = !dt_is_float(t->dtype); /* their numbers */
+    for (int64_t k = 0; k < dt_numel(t); k++) {
+      int64_t w = ranks_whole(x, t, k), at = (micro * s->samples + place) * all + w;
+      interp_set(&r->x, x->val, k, w < 0 ? 0 : classes ? (double)(at * 5 % NET_OUT) : net_value(x->name, at));
+    }
   }
 }
 

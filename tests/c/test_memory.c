@@ -4,10 +4,10 @@
 
 #include "pass/memory.h"
 
-/* x -> y = x x -> z = y y -> w = z + y, the output: y lives until w is made, so no two of y, z, w may share memory */
+/* x -> y = x x -> z = y y -> soft = softmax(z); the output w joins half of y times z, that half, and soft: y, z, soft and w live together */
 typedef struct chain {
   dt_graph g;
-  dt_val x, y, z, w, tail;
+  dt_val x, y, z, w, tail, soft;
   int64_t bytes[DT_NREG], workspace, slot[1];
 } chain;
 
@@ -24,8 +24,9 @@ static void plan(chain *c) {
   c->y = dt_build2(&b, DT_OP_matmul, c->x, c->x);
   c->z = dt_build2(&b, DT_OP_matmul, c->y, c->y);
   c->tail = dt_build_slice(&b, c->y, 0, 8, 16);
+  c->soft = dt_build1(&b, DT_OP_softmax, c->z);
   dt_val head = dt_build2(&b, DT_OP_matmul, c->tail, c->z);
-  c->w = dt_build_concat(&b, (dt_val[]){head, c->tail}, 2, 0);
+  c->w = dt_build_concat(&b, (dt_val[]){head, c->tail, c->soft}, 3, 0);
   dt_vec_push(&g->output, c->w);
   T_CHECK(!dt_pass_order(g, &s, &e));
   T_CHECK(!dt_pass_memory(g, &s, c->bytes, &c->workspace, c->slot, &e));
@@ -87,11 +88,11 @@ T_TEST ("two values at one address while both live are caught") {
   c.g.val.p[c.z].addr = c.g.val.p[c.y].addr;
   refused(&c, "has bytes there");
 }
-T_TEST ("an overlap of one element is caught") {
+T_TEST ("an overlap of the least that is aligned is caught") {
   plan(&c);
   dt_value *y = &c.g.val.p[c.y], *z = &c.g.val.p[c.z];
   dt_value *low = y->addr < z->addr ? y : z, *high = low == y ? z : y;
-  high->addr = low->addr + dt_nbytes(&low->t) - 4;
+  high->addr = low->addr + dt_nbytes(&low->t) - 64;
   refused(&c, "has bytes there");
 }
 T_TEST ("an address outside of the region is caught") {
@@ -108,5 +109,40 @@ T_TEST ("a view that reaches behind its root is caught") {
   plan(&c);
   c.g.val.p[c.tail].offset++;
   refused(&c, "outside of its root");
+}
+T_TEST ("an address that is not aligned is caught") {
+  plan(&c);
+  c.g.val.p[c.z].addr += 4;
+  refused(&c, "is not aligned to 64 bytes");
+}
+T_TEST ("a view that is not where its input says is caught, though it lies inside of the root") {
+  plan(&c);
+  c.g.val.p[c.tail].offset -= 16;
+  refused(&c, "is not where its input says");
+}
+T_TEST ("a view of another root is caught") {
+  plan(&c);
+  c.g.val.p[c.tail].root = c.z;
+  refused(&c, "is not where its input says");
+}
+T_TEST ("a root that is itself a view is caught") {
+  plan(&c);
+  c.g.val.p[c.w].root = c.tail;
+  refused(&c, "has a root that is itself a view");
+}
+T_TEST ("a product written over its own operand is caught") {
+  plan(&c);
+  c.g.val.p[c.z].root = c.y;
+  refused(&c, "is written over an input that is still read");
+}
+T_TEST ("a value that is read after another was written over it is caught") {
+  plan(&c);
+  c.g.val.p[c.soft].root = c.z; /* softmax may write over z, were z not read again */
+  refused(&c, "is read after something else was written over it");
+}
+T_TEST ("an address in the kernels' workspace is caught") {
+  plan(&c);
+  c.workspace = 64;
+  refused(&c, "outside of its region");
 }
 T_END

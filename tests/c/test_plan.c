@@ -99,7 +99,7 @@ static dt_spec spec_for(int precision) {
                    .train = true,
                    .precision = precision,
                    .verbs = {.wire = precision, .bucket_bytes = 25 << 20, .first_bucket_bytes = 1 << 20},
-                   .workspace = dt_ctx_workspace};
+                   .workspace = dt_cpu_workspace};
 }
 
 static float X[SAMPLES * IN], Y[SAMPLES * OUT];

@@ -74,6 +74,11 @@ static void same_at(const net_job *j, dt_level level, const ranks *one, double n
   else {
     ranks_each(&s, compare, &x);
     T_NEAR(ranks_loss(&s), ranks_loss(one), near);
+    for (int q = 0; level >= DT_TOTALLED && q < s.n; q++) { /* every rank knows the loss and the count of all */
+      double count = (double)one->r[0].g->rows;
+      T_NEAR(interp_get(&s.r[q].x, s.r[q].g->total, 0) / count, ranks_loss(one), near);
+      T_NEAR(interp_get(&s.r[q].x, s.r[q].g->total, 1), count, 0);
+    }
     for (int q = 0; q < s.n; q++) {
       double norm = interp_get(&one->r[0].x, one->r[0].g->norm, 0);
       T_NEAR(interp_get(&s.r[q].x, s.r[q].g->norm, 0), norm, near * (1 + norm));

@@ -31,7 +31,7 @@ local function job(t)
   local all = { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer = optim.SGD { lr = 0.1 }, steps = 3,
     data = data.synthetic { inputs = { 10 }, targets = { 5 }, samples = 64 } }
   for _, k in ipairs { "model", "loss", "batch", "optimizer", "steps", "data", "eval", "clip", "precision", "parallel",
-    "schedule", "checkpoint" } do
+    "schedule", "checkpoint", "device" } do
     if t[k] ~= nil then all[k] = t[k] end
   end
   return dt.job(all)
@@ -145,7 +145,8 @@ local cases = {
   { "an option without value", 'return job {}', "%-%-steps needs a value", "--steps" },
   { "a word as a number", 'return job {}', "whole number", "--steps many" },
   { "a stray word", 'return job {}', "unexpected 'more'", "more" },
-  { "CUDA without the plug-in", 'return job {}', "plug%-in is not there", "--device cuda" },
+  { "CUDA without a GPU", 'return job {} --!', 'device = "cuda": ', "--device cuda" },
+  { "a device that no build has", 'return job { device = "tpu" } --!', 'device is "cpu", "cuda" or "auto", got \'tpu\'' },
   { "a script that returns something else", 'return 3', "return dt.job" },
   { "a script that does not parse", 'local x = = 3 --!', "unexpected symbol" },
   { "an unknown argument of the script", 'local a = dt.args { layers = 6 }\nprint(a.layer) --!',

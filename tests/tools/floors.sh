@@ -20,6 +20,7 @@ function floor_of(dir) {
   if (dir ~ /^runtime\/base$/) return 0
   if (dir ~ /^runtime\/tensor$/) return 1
   if (dir ~ /^(runtime\/dev|kernels.*)$/) return 2
+  if (dir ~ /^runtime\/dev\/./) return 2.5 # plug-ins
   if (dir ~ /^runtime\/ir$/) return 3
   if (dir ~ /^runtime\/pass$/) return 4
   if (dir ~ /^runtime\/comm$/) return 5
@@ -56,7 +57,7 @@ BEGIN { n = split("floors facade lua.h mpi.h cuda cursor attributes", rules, " "
   if (dir ~ /^lua/ && at > 0 && at < 9 && path != "runtime/plan/plan.h")
     bad("facade", "the bindings see the core through runtime/dt.h; lua/l_graph.h alone sees graphs and plans, by plan/plan.h")
   if (path == "runtime/plan/plan.h" && dir ~ /^lua/ && $1 != "lua/l_graph.h") bad("facade", "only lua/l_graph.h includes plan/plan.h")
-  if (own > 2 && own < 5 && to == "runtime/dev" && path != "runtime/dev/kernel.h")
+  if (own >= 3 && own < 5 && to == "runtime/dev" && path != "runtime/dev/kernel.h")
     bad("floors", "graphs and passes know no device, only the contract runtime/dev/kernel.h")
   if (to == dir || at < own) next
   if (path ~ /\.def$/ && own >= 2) next

@@ -40,6 +40,7 @@ for group in "$@"; do
     test)
       need lua-busted has busted
       need lua-check has luacheck
+      need g++ has c++
       ;;
     data)
       need bible-kjv has bible

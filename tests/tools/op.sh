@@ -31,11 +31,12 @@ EW*)
   at shape '^dt_status shape_elementwise\(' runtime/ir/elementwise.c
   at place '^dt_status place_elementwise\(' runtime/ir/elementwise.c
   at cost '^COST\(cost_elementwise\)' runtime/ir/elementwise.c
-  at kernel 'K\(kernel_vm\) =' kernels/cpu/*.c ;;
+  at kernel 'K\(kernel_vm\) =' kernels/cpu/*.c
+  at cuda 'KERNEL\(vm\)' kernels/cuda/*.cu ;;
 OPV*) echo "kernel     none: a view, a leaf, or work of the executor" ;;
 *)
   at kernel "K\(kernel_$name\)( =|;)" kernels/cpu/*.c
-  [ -d kernels/cuda ] && at cuda "kernel_$name\b" kernels/cuda/* ;;
+  at cuda "(KERNEL|CONV)\($name[,)]" kernels/cuda/*.cu ;;
 esac
-at test "^ *[{]\"$name[ \"]" tests/c/test_ir.c tests/c/test_ops.c
+at test "^ *[{]\"$name[ \"]" tests/c/test_ir.c tests/c/op_bench.h tests/c/test_cuda.c
 exit 0
