@@ -60,7 +60,7 @@ case("unknown metric", { more = "eval = { data = data.synthetic { inputs = {10},
 case("no learning rate", { optimizer = "optim.define { update = function(p) return p end } {}", line = "optimizer", says = "needs a learning rate; write" })
 case("negative learning rate", { optimizer = "optim.SGD { lr = -1 }", line = "optimizer", says = "lr wants a finite number of at least 0" })
 case("betas of another length", { optimizer = "optim.Adam { lr = 1, betas = { 0.9 } }", line = "optimizer", says = "betas wants 2 numbers" })
-case("clip of another type", { more = "clip = true,", line = "job", says = "clip wants a number" })
+case("clip of another type", { more = "clip = true,", line = "job", says = "clip wants a finite number" })
 case("a class instead of an instance", { model = "nn.ReLU", line = "job", says = "class.*make an instance" })
 case("steps and epochs", { more = "epochs = 2,", line = "job", says = "both steps and epochs; give one" })
 case("zero batch", { batch = "0", line = "job", says = "batch.*at least 1" })
