@@ -10,6 +10,7 @@ local cases = { -- script, ranks, words that make it short, what explain shows
   { "ulysses", 2, "--steps 2", "all_to_all context" }, { "moe", 2, "--steps 2", "all_to_all experts" },
   { "clip_contrastive", 2, "--steps 2", "all_gather data" }, { "ring_attention", 2, "--steps 2", "shift ring" },
   { "tensor_2d", 4, "--steps 2", "reduce_scatter row" }, { "conv_channels", 2, "--steps 2", "all_reduce channels" },
+  { "own_rule", 2, "--steps 2", "all_reduce rows" },
   { "gossip", 4, "--steps 2", "shift ring" }, { "ema", 2, "--steps 2", "all_reduce data" },
   { "local_sgd", 2, "--steps 9", "every 8 steps" }, { "mesh_3d", 8, "--steps 2", "send pipeline" },
   { "zb_v", 4, "--steps 2", "rank 3 (stages 3, 4)  .    .    .    F1a  F1b  F2a  F2b" },
