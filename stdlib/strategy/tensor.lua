@@ -39,16 +39,14 @@ local function divide_sequences(graph, nodes, by, ranks)
       any = true
       if n.shape[2] % ranks ~= 0 then
         util.fail("dt.job: parallel: a sequence of %d does not divide among the %d ranks of axis \"tensor\"; %d would, or "
-          .. "sequence = false",
-          n.shape[2], ranks, n.shape[2] + ranks - n.shape[2] % ranks)
+          .. "sequence = false", n.shape[2], ranks, n.shape[2] + ranks - n.shape[2] % ranks)
       end
       graph:place(n, { tensor = "S(1)" })
     end
   end
   if not any then
     util.fail("dt.job: parallel: sequence = true divides dim 1 of activations [batch, sequence, width] behind a product that is "
-      .. "divided "
-      .. "by its inputs; this model has none, sequence = false works")
+      .. "divided by its inputs; this model has none, sequence = false works")
   end
 end
 
