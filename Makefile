@@ -122,7 +122,7 @@ NVFLAGS := -std=c++20 -O3 -lineinfo -Iruntime --diag-suppress 177 -Werror all-wa
 $(B)/o/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
-	$(Q)$(NVCC_RUN) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC_RUN) $(NVFLAGS) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2> $(@:.o=.usage) || { cat $(@:.o=.usage); rm -f $@; false; }
 $(B)/o/cuda/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  cc $< (cuda)"
@@ -131,6 +131,8 @@ $(B)/libdtrain_cuda.so: $(CUDA_KERN:%=$(B)/o/%.o) $(CUDA_SRC:%.c=$(B)/o/cuda/%.o
 	@echo "  link $@"
 	$(Q)$(CXX) -shared -o $@ $^ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -Wl,-rpath,$(CUDA_HOME)/lib64:$(CUDA_HOME)/lib -lcudart_static -lcublasLt -lnccl -lrt $(LIBS)
 cuda: $(B)/dtrain $(B)/libdtrain_cuda.so ## the CUDA plug-in alone
+cuda-report: cuda ## registers, spills and shared memory of each GPU kernel, and whether they are within bounds
+	@sh tests/tools/cuda_report.sh $(B)
 
 EMU_FLAGS := $(CPPFLAGS) -DDT_CUDA_EMU -Itests/cuda_emu/include -Ikernels/cuda -fwrapv $(filter-out -std=%,$(CFLAGS))
 # every load and store of a kernel becomes a call of the emulator's
@@ -253,4 +255,4 @@ help: ## this list
 
 FORCE:
 -include $(CORE_OBJ:.o=.d) $(LUA_OBJ:.o=.d) $(KERN_OBJ:.o=.d) $(TESTS:=.d) $(B)/o/lua/main.d $(B)/mpi.d $(B)/opsdoc.d $(EMU_OBJ:.o=.d) $(CUDA_KERN:%=$(B)/o/%.d) $(CUDA_SRC:%.c=$(B)/o/cuda/%.d)
-.PHONY: all cuda cuda-emu tests-c deps demo install test test-all floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE
+.PHONY: all cuda cuda-emu cuda-report tests-c deps demo install test test-all floors lint docs format bench asan ubsan fuzz fuzzers op clean help FORCE
