@@ -163,6 +163,14 @@ static void from_a_template(void) {
   drop(&m);
 }
 
+/* A model with a branch that leads nowhere. */
+static dt_graph *idle_branch(const net_job *j) {
+  dt_graph *g = net_mlp(j);
+  dt_build at = dt_build_at(g, DT_FWD);
+  dt_build1(&at, DT_OP_exp, dt_build1(&at, DT_OP_sin, g->input.p[0].val));
+  return g;
+}
+
 /* ---- precision ---- */
 static void keeps_wide(void) {
   net_job j = job(NET_NORM);
@@ -184,6 +192,7 @@ static void keeps_wide(void) {
     for (int k = 0; k < a->nin; k++) { /* what can accumulate does so in f32, from 16-bit operands */
       const dt_node *n = dt_node_of(m.g, a->in[k]);
       T_CHECK(dt_type_of(m.g, a->in[k])->dtype == DT_F32);
+      T_CHECK(n->op != DT_OP_cast); /* of what can add up by itself nothing is rounded first */
       if (n->op == DT_OP_matmul) T_CHECK(n->flags & DT_NODE_WIDE && dt_type_of(m.g, n->in[0])->dtype == DT_BF16);
     }
   }
@@ -194,6 +203,23 @@ static void keeps_wide(void) {
   T_CHECK(dt_type_of(m.g, dt_node_of(m.g, m.g->loss)->in[0])->dtype == DT_F32); /* a mean of all is taken of f32 */
   for (int i = 0; i < NET_DEEP; i++)
     T_CHECK(dt_type_of(m.g, m.g->node.p[net_find(m.g, DT_OP_tanh, i, 0)].out[0])->dtype == DT_BF16);
+  drop(&m);
+}
+
+/* The gradient of w is an elementwise product, which cannot accumulate by itself, of what a layer behind it gives in 16 bits. */
+static dt_graph *scaled_by(const net_job *j) {
+  dt_build at = net_new(&j->mesh, j->rows);
+  dt_val x = net_input(&at, "x", 2, (int64_t[]){3, 4}), w = net_param(&at, "w", 2, (int64_t[]){3, 4}),
+         v = net_param(&at, "v", 2, (int64_t[]){5, 4}), y = net_linear(&at, dt_build2(&at, DT_OP_mul, x, w), v, -1);
+  at.g->loss = dt_build_reduce(&at, DT_OP_mean, dt_build1(&at, DT_OP_square, y), 0, NULL, false);
+  return at.g;
+}
+static void accumulates_in_f32(void) {
+  net_job j = {.rows = 3, .micros = 1, .precision = DT_BF16, .model = scaled_by};
+  made m = make(&j, DT_PRECISE);
+  const dt_node *a = dt_node_of(m.g, m.g->param.p[0].grad), *n = dt_node_of(m.g, a->in[0]);
+  T_CHECK(n->op == DT_OP_cast && dt_type_of(m.g, n->in[0])->dtype == DT_BF16);
+  T_CHECK(dt_type_of(m.g, n->out[0])->dtype == DT_F32 && dt_type_of(m.g, a->out[0])->dtype == DT_F32);
   drop(&m);
 }
 
@@ -264,8 +290,11 @@ T_TEST ("prune drops marks of placement and what nobody needs") {
   net_job j = {.mesh = {.naxes = 1, .name = {"parts"}, .size = {2}, .role = {DT_AXIS_TENSORS}},
                .rows = 3,
                .micros = 1,
-               .what = NET_CUT};
+               .what = NET_CUT,
+               .model = idle_branch};
   made before = make(&j, DT_UPDATED), m = make(&j, DT_PRUNED);
+  T_CHECK(net_count(before.g, DT_OP_exp, -1) == 1 &&
+          net_count(m.g, DT_OP_exp, -1) + net_count(m.g, DT_OP_sin, -1) == 0);
   T_CHECK(net_count(before.g, DT_OP_enter, -1) > 0 && net_count(m.g, DT_OP_enter, -1) == 0);
   bool *used = dt_xalloc((size_t)m.g->val.n + 1);
   for (int i = 0; i < m.g->node.n; i++)
@@ -281,7 +310,7 @@ T_TEST ("prune drops marks of placement and what nobody needs") {
   drop(&before), drop(&m);
 }
 T_TEST ("in bf16 activations are short; parameters, states, statistics, losses and accumulated gradients stay f32")
-  keeps_wide();
+  keeps_wide(), accumulates_in_f32();
 T_TEST ("recomputing repeats forward in backward, once a value, and forward does not change") repeats();
 dt_pool_free(pool);
 T_END

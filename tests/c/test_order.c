@@ -248,6 +248,20 @@ T_TEST ("all ranks that have a stage post the same collectives in one order, wha
           alike(&j);
         }
 }
+T_TEST ("who reads a leaf's old value comes before its writer, whichever was made first") {
+  for (int part = 0; part < 2; part++) { /* the whole leaf, or rows that the writer does not touch */
+    dt_build at = net_new(&(dt_mesh){0}, 1);
+    at.at.phase = DT_UPD;
+    dt_val x = net_input(&at, "x", 2, (int64_t[]){4, 4}), p = net_param(&at, "p", 2, (int64_t[]){8, 4});
+    dt_val written = dt_build2(&at, DT_OP_matmul, x, x), high = dt_build_slice(&at, p, 0, 4, 8);
+    dt_edit_alias(at.g, written, p, 0); /* rows 0 to 3 */
+    dt_vec_push(&at.g->output, dt_build2(&at, DT_OP_matmul, part ? high : p, x));
+    T_CHECK(!dt_graph_sort(at.g, &e));
+    dt_nid writer = at.g->val.p[written].node, reader = at.g->val.p[at.g->output.p[0]].node;
+    T_CHECK(part ? writer < reader : reader < writer);
+    net_drop(at.g);
+  }
+}
 T_TEST ("a cycle is named, not followed") {
   dt_build at = net_new(&(dt_mesh){0}, 1);
   dt_val x = net_input(&at, "x", 2, (int64_t[]){4, 4}), a = dt_build2(&at, DT_OP_matmul, x, x),
