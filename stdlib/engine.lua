@@ -238,8 +238,8 @@ function Engine:resume(what, ...)
   return meta.step
 end
 
--- mpirun ends its ranks soon after a SIGTERM: where the rest of a step and a save take longer than that, an orderly stop comes too late. Told
--- once, after the second step, whose time is that of the others, or after a save.
+-- mpirun ends its ranks soon after a SIGTERM: where the rest of a step and a save take longer than that, an orderly stop comes too
+-- late. Told once, after the second step, whose time is that of the others, or after a save.
 local function warn_of_launcher(self)
   if self.warned or not self.step_seconds or not self.checkpoint or self.options.quiet or core.rank() ~= 0 then return end
   if not os.getenv "OMPI_COMM_WORLD_SIZE" or core.size() == 1 then return end
@@ -249,8 +249,8 @@ local function warn_of_launcher(self)
   if needs + 0.2 < patience then return end
   self.warned = true
   print(("note: a step takes %.2g s%s, and mpirun ends its ranks %.2g s after a SIGTERM, before they have saved; start it with "
-    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(step, save and (" and a checkpoint %.2g s"):format(save) or "", patience + 0.2,
-    math.ceil(2 * needs + 10)))
+    .. "mpirun --mca odls_base_sigkill_timeout %d"):format(step, save and (" and a checkpoint %.2g s"):format(save) or "",
+    patience + 0.2, math.ceil(2 * needs + 10)))
 end
 
 --- Compares a digest of each parameter, optimizer state and buffer among its replicas; an error on all ranks names the first that

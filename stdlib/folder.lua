@@ -1,6 +1,6 @@
 -- The folders that a run writes to: --out (metrics.jsonl) and the checkpoints'. A folder belongs to one run: it is locked while the
--- run lives, it keeps the run's id, and what another run has left in it is touched only when --overwrite says so: it is put aside, and goes once
--- this run's first checkpoint is safe. Rank 0 looks and
+-- run lives, it keeps the run's id, and what another run has left in it is touched only when --overwrite says so: it is put aside,
+-- and goes once this run's first checkpoint is safe. Rank 0 looks and
 -- writes; what it finds, good or bad, all ranks are told. Whatever the run will write is tried before its first step.
 local core = require "dtrain.core"
 local util = require "dtrain.util"

@@ -23,8 +23,8 @@ end
 
 local LOOKS = 64 -- samples of a data set whose values are compared
 
--- A data set by its form, and by the values of samples all over it. Those of a script's own function are not asked for, as they may cost,
--- or differ each time: its text stands for them.
+-- A data set by its form, and by the values of samples all over it. Those of a script's own function are not asked for, as they
+-- may cost, or differ each time: its text stands for them.
 local function data_text(set)
   local out, n = tostring(set) .. (set.about and ", " .. set.about or ""), set:count()
   if set.kind == "from" or n == 0 then return out end
@@ -56,8 +56,8 @@ local function schedule_text(job, steps)
   return table.concat(out, " ")
 end
 
---- What defines a run: { name = text }. `name`s are what --resume-with takes; an option of the script's own, which was given to this start,
---- is "option " and its name, and may differ.
+--- What defines a run: { name = text }. `name`s are what --resume-with takes; an option of the script's own is
+--- "option " and its name, and may differ.
 function M.defines(job, steps)
   local out = {
     seed = text(job.run_seed), batch = text(job.batch.global), data = data_text(job.data.train),

@@ -1,5 +1,5 @@
--- The Lua files that a script is made of: its own, and those that it loads by require, dofile and loadfile, each with a hash of its text. A run
--- is known by them: ranks compare them before the first step, and a resume compares them with the checkpoint's.
+-- The Lua files that a script is made of: its own, and those that it loads by require, dofile and loadfile, each with a hash of its text.
+-- A run is known by them: ranks compare them before the first step, and a resume compares them with the checkpoint's.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 
@@ -71,8 +71,8 @@ function M.text()
   return ("%s, with %s"):format(own, table.concat(others, ", "))
 end
 
---- A function of the script's: the file that defines it and a hash of its lines there, so that it is known again wherever in the file it
---- stands. What it calls in other files is known by M.text.
+--- A function of the script's: the file that defines it and a hash of its lines there, so that it is known again wherever in the
+--- file it stands. What it calls in other files is known by M.text.
 function M.of(f)
   if type(f) ~= "function" then return "a " .. util.kind(f) .. " that is called" end
   local i = debug.getinfo(f, "S")

@@ -254,15 +254,18 @@ local pids = assert(io.open(%q, "a"))
 pids:write(io.open "/proc/self/stat":read "n", "\n")
 pids:close()
 local rows = function() require "dtrain.core".sleep(0.02) return dt.ones { 10 }, dt.ones { 5 } end
-return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer = optim.SGD { lr = 0.1 }, data = data.from(rows, 40) }]]
-  -- Ends it once so many processes have come to the script; returns what it said, its exit code, what lives on, and its temporary files.
+return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer = optim.SGD { lr = 0.1 },
+  data = data.from(rows, 40) }]]
+  -- Ends it once so many processes have come to the script; returns its exit code, what it said, what lives on, and its
+  -- temporary files.
   local function ended(signal, processes)
     local dir = support.folder()
     support.write(dir .. "/a.lua", body:format(dir .. "/pids"))
     local line = ([[mkdir tmp; TMPDIR=$PWD/tmp %s check a.lua --ranks 2 --steps 10 > log 2>&1 & pid=$!
       for i in $(seq 200); do [ -e pids ] && [ $(wc -l < pids) -ge %d ] && break; sleep 0.05; done
       sleep 0.3; kill -%s $pid; wait $pid; echo code $?; cat log
-      for p in $(cat pids); do grep -qs "^State:.[^Z]" /proc/$p/status && echo alive $p; done; ls tmp]]):format(support.quote(support.dtrain), processes, signal)
+      for p in $(cat pids); do grep -qs "^State:.[^Z]" /proc/$p/status && echo alive $p; done; ls tmp]]):format(
+      support.quote(support.dtrain), processes, signal)
     local _, text, seconds = support.sh("sh -c " .. support.quote(line), { dir = dir, seconds = 40 })
     assert.is_true(seconds < 20, text)
     return text
@@ -270,7 +273,8 @@ return dt.job { model = nn.Linear(10, 5), loss = nn.MSE(), batch = 8, optimizer 
   for _, c in ipairs { { "TERM", 2, 143 }, { "INT", 4, 130 }, { "HUP", 4, 129 }, { "TERM", 4, 143 } } do
     it(("by SIG%s takes its %s along, and leaves no file"):format(c[1], c[2] == 2 and "one process" or "ranks"), function()
       local text = ended(c[1], c[2]) -- the shell may say Hangup first
-      assert.matches("^%a*\n?code " .. c[3] .. "\ndtrain: ended by SIG" .. c[1] .. " before training; nothing is left half%-written\n$", text)
+      assert.matches("^%a*\n?code " .. c[3] .. "\ndtrain: ended by SIG" .. c[1]
+        .. " before training; nothing is left half%-written\n$", text)
     end)
   end
 end)

@@ -14,8 +14,8 @@ local function script(keys)
   k.data = k.data or ("data.synthetic { inputs = { 10 }, targets = { 5 }, samples = %s }"):format(k.samples)
   return head .. k.before .. ([[
 return dt.job { model = %s, loss = nn.MSE(), batch = %s, seed = %s, precision = %s, optimizer = %s, steps = %s, checkpoint = %s,
-  data = %s, parallel = %s, %s }]]):format(k.model, k.batch, k.seed, k.precision, k.optimizer, k.steps, k.checkpoint, k.data, k.parallel,
-    k.more)
+  data = %s, parallel = %s, %s }]]):format(k.model, k.batch, k.seed, k.precision, k.optimizer, k.steps, k.checkpoint, k.data,
+    k.parallel, k.more)
 end
 
 local function put(dir, keys) support.write(dir .. "/a.lua", script(keys)) end
@@ -66,15 +66,16 @@ describe("a folder that holds another run's checkpoints", function()
   end)
   it("is kept aside by --overwrite until the new run has a checkpoint", function()
     local dir = fresh({ checkpoint = "nil" }, "--out out")
-    local old, checkpoints = support.read(dir .. "/out/metrics.jsonl"), support.list(dir .. "/out/checkpoints"):gsub("./run.json\n", "")
+    local old = support.read(dir .. "/out/metrics.jsonl")
+    local checkpoints = support.list(dir .. "/out/checkpoints"):gsub("./run.json\n", "")
     put(dir, { checkpoint = '{ dir = "out/checkpoints", every = 10000000 }', steps = "100000000" })
     sh(dir, ([[%s a.lua --quiet --out out --overwrite & pid=$!
       for i in $(seq 100); do [ -s out/metrics.jsonl ] && grep -q '"step":5' out/metrics.jsonl && break; sleep 0.05; done
       kill -9 $pid; wait $pid; true]]):format(support.dtrain))
     assert.are.equal(checkpoints, support.list(dir .. "/out/checkpoints/replaced"))
     assert.are.equal(old, support.read(dir .. "/out/replaced/metrics.jsonl"))
-    assert.are.equal(0, (support.sh(("mv out/checkpoints/replaced/step-00000004 old && %s a.lua --quiet --resume old --resume-with script --steps 5 "
-      .. "--out new"):format(support.dtrain), { dir = dir }))) -- it is whole
+    assert.are.equal(0, (support.sh(("mv out/checkpoints/replaced/step-00000004 old && %s a.lua --quiet --resume old "
+      .. "--resume-with script --steps 5 --out new"):format(support.dtrain), { dir = dir }))) -- it is whole
     assert.are.equal(0, (run(dir, "--out out --overwrite --steps 3")))
     assert.is_nil(support.list(dir .. "/out"):find "replaced")
     assert.are.same({ 1, 2, 3 }, support.metric(dir .. "/out/metrics.jsonl", "step"))
@@ -134,7 +135,8 @@ describe("a folder on a file system without locks", function()
 int flock(int fd, int how) { (void)fd, (void)how; errno = ENOLCK; return -1; }
 int gethostname(char *name, size_t n) { strncpy(name, getenv("SHIM_HOST"), n); return 0; }
 int nanosleep(const struct timespec *t, struct timespec *left) {
-  int (*real)(const struct timespec *, struct timespec *) = (int (*)(const struct timespec *, struct timespec *))dlsym(RTLD_NEXT, "nanosleep");
+  int (*real)(const struct timespec *, struct timespec *);
+  *(void **)&real = dlsym(RTLD_NEXT, "nanosleep");
   struct timespec s = *t;
   if (getenv("SHIM_FAST") && s.tv_sec) s = (struct timespec){0, s.tv_sec * 20000000};
   return real(&s, left);
@@ -146,8 +148,8 @@ int nanosleep(const struct timespec *t, struct timespec *left) {
     sh(dir, "${CC:-cc} -shared -fPIC -o shim.so shim.c -ldl 2>&1")
     put(dir, { steps = "100000000" })
     return dir, function(host, more)
-      return ("env LD_PRELOAD=%s/shim.so ASAN_OPTIONS=verify_asan_link_order=0 SHIM_HOST=%s %s %s a.lua --quiet"):format(dir, host, more or "",
-        support.quote(support.dtrain))
+      return ("env LD_PRELOAD=%s/shim.so ASAN_OPTIONS=verify_asan_link_order=0 SHIM_HOST=%s %s %s a.lua --quiet"):format(dir, host,
+        more or "", support.quote(support.dtrain))
     end
   end
   local saved = "for i in $(seq 200); do [ -e ck/step-00000002 ] && break; sleep 0.05; done; "
@@ -155,7 +157,8 @@ int nanosleep(const struct timespec *t, struct timespec *left) {
     local dir, on = made()
     local text = sh(dir, on "one" .. " & pid=$!; " .. saved .. on "one" .. " --resume auto 2>&1; echo code $?; " .. on "two"
       .. " --resume auto 2>&1; echo code $?; kill -0 $pid && echo alive; kill -TERM $pid; wait $pid; echo first $?")
-    local refused = "ck: belongs to a run that is under way: process %d+ on one, started [^\n]*%(if it is dead, remove run.json from the folder%)\ncode 1\n"
+    local refused = "ck: belongs to a run that is under way: process %d+ on one, started [^\n]*"
+      .. "%(if it is dead, remove run.json from the folder%)\ncode 1\n"
     assert.matches(refused .. ".*for 60 s this looks whether process %d+ on one.-" .. refused .. "alive\nfirst 75", text)
     assert.is_truthy(support.read(dir .. "/ck/run.json"):find('"process": 0', 1, true)) -- let go
   end)
@@ -256,7 +259,8 @@ describe("a resume", function()
   end
   it("with another function for the samples says so, and knows one that has moved", function()
     local function own(factor, before)
-      return { before = before, data = ("data.from(function(i) return dt.full({ 10 }, i / %d), dt.ones { 5 } end, 100)"):format(factor) }
+      return { before = before,
+        data = ("data.from(function(i) return dt.full({ 10 }, i / %d), dt.ones { 5 } end, 100)"):format(factor) }
     end
     local dir = fresh(own(100))
     put(dir, own(100, "-- a remark\n"))
@@ -267,8 +271,9 @@ describe("a resume", function()
   end)
   it("with another order of the samples, or one that differs in the middle, says so", function()
     local function own(order, value)
-      return { before = "local order, rows = {}, {}\nfor i = 0, 99 do order[i + 1], rows[i + 1] = " .. order .. ", dt.full({ 10 }, i == 50 and "
-        .. value .. " or 1):totable() end\n", data = "data.tensors { inputs = dt.tensor(rows), targets = dt.ones { 100, 5 }, order = order }" }
+      return { before = "local order, rows = {}, {}\nfor i = 0, 99 do order[i + 1], rows[i + 1] = " .. order
+        .. ", dt.full({ 10 }, i == 50 and " .. value .. " or 1):totable() end\n",
+        data = "data.tensors { inputs = dt.tensor(rows), targets = dt.ones { 100, 5 }, order = order }" }
     end
     local dir = fresh(own("i", "1"))
     for _, other in ipairs { own("99 - i", "1"), own("i", "2") } do
@@ -277,7 +282,8 @@ describe("a resume", function()
     end
   end)
   it("with another option of the script's says so, and goes on", function()
-    local dir = fresh { before = "local args = dt.args { p = 0.5 }\n", model = "nn.Sequential { nn.Linear(10, 5), nn.Dropout(args.p) }" }
+    local dir = fresh { before = "local args = dt.args { p = 0.5 }\n",
+      model = "nn.Sequential { nn.Linear(10, 5), nn.Dropout(args.p) }" }
     local code, text = support.run("a.lua --resume auto --steps 5 --p 0.25", { dir = dir })
     assert.are.equal(0, code, text)
     assert.matches("note: option p changes from 0.5 to 0.25\n", text)
@@ -387,7 +393,8 @@ describe("ranks", function()
     support.write(dir .. "/parts.lua", "return 0.1")
     sh(dir, "mkdir other && cp a.lua other && echo 'return 0.2' > other/parts.lua")
     local _, text = support.sh(("sh -c %s"):format(support.quote(
-      '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && cd other; exec ' .. support.dtrain .. " a.lua --quiet")), { ranks = 2, dir = dir, seconds = 20 })
+      '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && cd other; exec ' .. support.dtrain .. " a.lua --quiet")),
+      { ranks = 2, dir = dir, seconds = 20 })
     assert.matches('rank 1 has "script = %x+, with parts.lua %x+"', text)
   end)
   it("of other instruction sets say so", function()
@@ -422,7 +429,9 @@ require "dtrain.core".sleep(2)
 os.exit(3)]])
     local code, text, seconds = run(dir, "", { ranks = 4, seconds = 20, env = "DT_COMM_HOSTS=2" })
     assert.are_not.equal(0, code)
-    for r = 0, 3 do assert.matches(("told %d: [^\n]*rank %%d is at [^\n]*, rank %%d at [^\n]*must make the same calls"):format(r), text) end
+    for r = 0, 3 do
+      assert.matches(("told %d: [^\n]*rank %%d is at [^\n]*, rank %%d at [^\n]*must make the same calls"):format(r), text)
+    end
     assert.is_true(seconds < 10, text)
   end)
   local normed = "nn.Sequential { nn.Linear(10, 16), nn.LayerNorm(16), nn.Linear(16, 5) }"
