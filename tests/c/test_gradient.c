@@ -7,20 +7,6 @@
 static dt_pool *pool;
 static dt_err e;
 
-typedef struct made {
-  dt_graph *g;
-  dt_compiled c;
-} made;
-static made make(const net_job *j, dt_level level) {
-  made m;
-  m.g = net_graph(j, 0, level, &m.c, &e);
-  if (!m.g) T_STR(e.text, "");
-  return m;
-}
-static void drop(made *m) {
-  dt_compiled_fini(&m->c);
-  net_drop(m->g);
-}
 static net_job job(int what) { return (net_job){.rows = 3, .micros = 1, .what = what}; }
 
 /* ---- grad ---- */
@@ -44,7 +30,7 @@ static double loss_with(interp *x, const dt_graph *g, dt_val v, int64_t k, doubl
 /* Each gradient is rows * seed * d loss / d parameter: the derivative by central differences at two distances. */
 static void differences(int what) {
   net_job j = job(what);
-  made m = make(&j, DT_DIFFED);
+  net_made m = net_make(&j, 0, DT_DIFFED);
   interp x;
   interp_init(&x, m.g, pool);
   fill(&x, m.g);
@@ -68,7 +54,7 @@ static void differences(int what) {
   if (wrong) printf("  %d of %d\n", wrong, seen);
   T_CHECK(used_twice == (what & NET_TIED ? 1 : 0));
   interp_fini(&x);
-  drop(&m);
+  net_done(&m);
 }
 
 enum { NOT_A_SCALAR = 1, NO_PARAMETER, NO_GRADIENT, NO_LOSS, STOPPED };
@@ -101,7 +87,7 @@ static void refused(int what, const char *text, const char *where) {
 static void divides_and_clips(double clip) {
   net_job j = job(0);
   j.clip = clip;
-  made m = make(&j, DT_UPDATED);
+  net_made m = net_make(&j, 0, DT_UPDATED);
   interp x;
   interp_init(&x, m.g, pool);
   fill(&x, m.g);
@@ -123,7 +109,7 @@ static void divides_and_clips(double clip) {
         T_NEAR(interp_get(&x, m.g->param.p[i].state[0].val, k), want, 1e-6);
     }
   interp_fini(&x);
-  drop(&m);
+  net_done(&m);
 }
 
 /* The optimizer of one parameter serves as the template of another: the same graph as if both had been traced. */
@@ -148,7 +134,7 @@ static dt_status once(void *ctx, const dt_build *b, dt_question q, const dt_val 
 }
 static void from_a_template(void) {
   net_job j = job(NET_TRUST);
-  made m = make(&j, DT_UPDATED);
+  net_made m = net_make(&j, 0, DT_UPDATED);
   dt_spec s = net_spec(&j, 0);
   dt_compiled c = {0};
   dt_graph *g = net_mlp(&j);
@@ -160,7 +146,7 @@ static void from_a_template(void) {
   dt_str_free(&want), dt_str_free(&got);
   dt_compiled_fini(&c);
   net_drop(g);
-  drop(&m);
+  net_done(&m);
 }
 
 /* A model with a branch that leads nowhere. */
@@ -175,7 +161,7 @@ static dt_graph *idle_branch(const net_job *j) {
 static void keeps_wide(void) {
   net_job j = job(NET_NORM);
   j.precision = DT_BF16;
-  made m = make(&j, DT_PRECISE);
+  net_made m = net_make(&j, 0, DT_PRECISE);
   int casts = 0, inputs = 0;
   for (int i = 0; i < m.g->node.n; i++) {
     const dt_node *n = &m.g->node.p[i];
@@ -203,7 +189,7 @@ static void keeps_wide(void) {
   T_CHECK(dt_type_of(m.g, dt_node_of(m.g, m.g->loss)->in[0])->dtype == DT_F32); /* a mean of all is taken of f32 */
   for (int i = 0; i < NET_DEEP; i++)
     T_CHECK(dt_type_of(m.g, m.g->node.p[net_find(m.g, DT_OP_tanh, i, 0)].out[0])->dtype == DT_BF16);
-  drop(&m);
+  net_done(&m);
 }
 
 /* The gradient of w is an elementwise product, which cannot accumulate by itself, of what a layer behind it gives in 16 bits. */
@@ -216,11 +202,11 @@ static dt_graph *scaled_by(const net_job *j) {
 }
 static void accumulates_in_f32(void) {
   net_job j = {.rows = 3, .micros = 1, .precision = DT_BF16, .model = scaled_by};
-  made m = make(&j, DT_PRECISE);
+  net_made m = net_make(&j, 0, DT_PRECISE);
   const dt_node *a = dt_node_of(m.g, m.g->param.p[0].grad), *n = dt_node_of(m.g, a->in[0]);
   T_CHECK(n->op == DT_OP_cast && dt_type_of(m.g, n->in[0])->dtype == DT_BF16);
   T_CHECK(dt_type_of(m.g, n->out[0])->dtype == DT_F32 && dt_type_of(m.g, a->out[0])->dtype == DT_F32);
-  drop(&m);
+  net_done(&m);
 }
 
 /* ---- recompute ---- */
@@ -239,9 +225,9 @@ static int kept(const dt_graph *g) {
 }
 static void repeats(void) {
   net_job j = job(0);
-  made plain = make(&j, DT_RECOMPUTED);
+  net_made plain = net_make(&j, 0, DT_RECOMPUTED);
   j.segments = NET_DEEP;
-  made again = make(&j, DT_RECOMPUTED);
+  net_made again = net_make(&j, 0, DT_RECOMPUTED);
   T_CHECK(net_count(again.g, DT_OP_tanh, DT_FWD) == NET_DEEP && net_count(plain.g, DT_OP_tanh, DT_BWD) == 0);
   for (int i = 0; i < again.g->node.n; i++) {
     const dt_node *n = &again.g->node.p[i];
@@ -252,7 +238,7 @@ static void repeats(void) {
   /* of a block, linear and tanh each give a value; backward reads tanh's, which leaves the block: as before */
   T_CHECK(kept(plain.g) == kept(again.g));
   j.segments = 0;
-  drop(&plain), drop(&again);
+  net_done(&plain), net_done(&again);
   dt_graph *g = net_mlp(&j);
   dt_spec s = net_spec(&j, 0);
   dt_compiled c = {0};
@@ -277,10 +263,10 @@ T_TEST ("what has no gradient is said with the line") {
 }
 T_TEST ("a parameter behind stop_gradient gets none, nor an update") {
   net_job j = {.rows = 3, .micros = 1, .what = STOPPED, .model = odd};
-  made m = make(&j, DT_UPDATED);
+  net_made m = net_make(&j, 0, DT_UPDATED);
   T_CHECK(m.g->param.p[0].grad < 0 && m.g->param.p[1].grad >= 0 && m.c.scaled[0] < 0 && m.c.scaled[1] >= 0);
   T_CHECK(net_count(m.g, DT_OP_assign, DT_UPD) == 2 && m.g->param.p[0].nstate == 0);
-  drop(&m);
+  net_done(&m);
 }
 T_TEST ("the optimizer sees gradients by the count, and clipped by their norm") {
   divides_and_clips(0), divides_and_clips(1e-2), divides_and_clips(1e4);
@@ -292,7 +278,7 @@ T_TEST ("prune drops marks of placement and what nobody needs") {
                .micros = 1,
                .what = NET_CUT,
                .model = idle_branch};
-  made before = make(&j, DT_UPDATED), m = make(&j, DT_PRUNED);
+  net_made before = net_make(&j, 0, DT_UPDATED), m = net_make(&j, 0, DT_PRUNED);
   T_CHECK(net_count(before.g, DT_OP_exp, -1) == 1 &&
           net_count(m.g, DT_OP_exp, -1) + net_count(m.g, DT_OP_sin, -1) == 0);
   T_CHECK(net_count(before.g, DT_OP_enter, -1) > 0 && net_count(m.g, DT_OP_enter, -1) == 0);
@@ -307,7 +293,7 @@ T_TEST ("prune drops marks of placement and what nobody needs") {
   }
   T_CHECK(!idle);
   free(used);
-  drop(&before), drop(&m);
+  net_done(&before), net_done(&m);
 }
 T_TEST ("in bf16 activations are short; parameters, states, statistics, losses and accumulated gradients stay f32")
   keeps_wide(), accumulates_in_f32();
