@@ -1,5 +1,5 @@
--- The Lua files that a script is made of: its own, and those that it loads by require, dofile and loadfile, each with a hash of its text.
--- A run is known by them: ranks compare them before the first step, and a resume compares them with the checkpoint's.
+-- The Lua files that a script is made of: its own, and those that it loads by require, dofile and loadfile, each with a hash of its
+-- text. A run is known by them: ranks compare them before the first step, and a resume compares them with the checkpoint's.
 local core = require "dtrain.core"
 local util = require "dtrain.util"
 

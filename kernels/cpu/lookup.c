@@ -142,10 +142,8 @@ static void scatter(void *ctx, int64_t begin, int64_t end, int part) {
       int64_t id = k_id(q->id->p, q->id->t.dtype, io + j * si), add;
       if (id < 0 || id >= q->d) continue;
       if (!whole) line[id] += dt_get(q->x->p, q->x->t.dtype, xo + j * sx);
-      else
-        K(load_i64)
-        (&add, k_at(q->x->p, dtype, xo + j * sx), dtype, 1, 1),
-            ints[id] = (int64_t)((uint64_t)ints[id] + (uint64_t)add);
+      else K(load_i64)
+      (&add, k_at(q->x->p, dtype, xo + j * sx), dtype, 1, 1), ints[id] = (int64_t)((uint64_t)ints[id] + (uint64_t)add);
     }
     if (whole) K(store_i64)(y, dtype, sy, ints, q->d);
     else K(store_f64)(y, dtype, sy, line, q->d);
