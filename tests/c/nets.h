@@ -3,6 +3,7 @@
 #ifndef DT_NETS_H
 #define DT_NETS_H
 #include "pass/pass.h"
+#include "t.h"
 
 enum { NET_IN = 6, NET_WIDE = 8, NET_OUT = 4, NET_DEEP = 3 };
 enum {
@@ -184,6 +185,26 @@ static inline dt_graph *net_graph(const net_job *j, int rank, dt_level until, dt
   net_drop(g);
   return NULL;
 }
+
+/* A graph with what compiling gave besides; a pass that fails shows in the test by its message. */
+typedef struct net_made {
+  dt_graph *g;
+  dt_compiled c;
+} net_made;
+static inline net_made net_make(const net_job *j, int rank, dt_level until) {
+  net_made m;
+  dt_err e = {0};
+  m.g = net_graph(j, rank, until, &m.c, &e);
+  if (!m.g) T_STR(e.text, "");
+  return m;
+}
+static inline void net_done(net_made *m) {
+  dt_compiled_fini(&m->c);
+  net_drop(m->g);
+}
+/* ZeRO's ways over the mesh's axis 0, of samples (Rajbhandari et al. 2020): optimizer states in shares; gradients too; parameters too. */
+static const dt_keeping net_zero[4] = {
+    {0}, {.states = 1}, {.states = 1, .each = true}, {.states = 1, .parameters = true, .use = true, .each = true}};
 
 /* ---- looking at graphs ---- */
 static inline int net_count(const dt_graph *g, int op, int phase) {

@@ -4,18 +4,15 @@
 
 #include "nets.h"
 
-static dt_err e;
 #define SAMPLES(n_)                                                         \
   {                                                                         \
     .naxes = 1, .name = {"rows"}, .size = {n_}, .role = { DT_AXIS_SAMPLES } \
   }
 enum { PARAMS = 7, SLOT = 64 };
-static const dt_keeping zero1 = {.states = 1}, zero2 = {.states = 1, .each = true},
-                        zero3 = {.states = 1, .parameters = true, .use = true, .each = true};
 
 typedef struct made {
+  net_made of;
   dt_graph *g;
-  dt_compiled c;
   dt_val parameters, states, sums; /* flat leaves, -1: none */
 } made;
 static dt_val leaf(const dt_graph *g, const char *name) {
@@ -24,16 +21,11 @@ static dt_val leaf(const dt_graph *g, const char *name) {
   return -1;
 }
 static made make(const net_job *j, int rank) {
-  made m;
-  m.g = net_graph(j, rank, DT_BUCKETED, &m.c, &e);
-  if (!m.g) T_STR(e.text, "");
+  made m = {.of = net_make(j, rank, DT_BUCKETED)};
+  m.g = m.of.g;
   m.parameters = leaf(m.g, "flat.parameters"), m.states = leaf(m.g, "flat.state0"),
   m.sums = leaf(m.g, "flat.gradients");
   return m;
-}
-static void drop(made *m) {
-  dt_compiled_fini(&m->c);
-  net_drop(m->g);
 }
 static net_job job(int ranks, dt_keeping keep) {
   return (net_job){.mesh = SAMPLES(ranks), .rows = 2, .micros = 2, .bucket = 512, .keep = keep};
@@ -54,7 +46,7 @@ static void sizes(dt_keeping keep, int n, int64_t parameters, int64_t states, in
     T_NEAR(elements(&m, m.parameters), parameters, 0);
     T_NEAR(elements(&m, m.states), states, 0);
     T_NEAR(elements(&m, m.sums), sums, 0);
-    drop(&m);
+    net_done(&m.of);
   }
 }
 
@@ -62,7 +54,7 @@ static void places(dt_keeping keep, int n) {
   net_job j = job(n, keep);
   for (int r = 0; r < n; r++) {
     made m = make(&j, r);
-    const dt_layout *l = &m.c.layout;
+    const dt_layout *l = &m.of.c.layout;
     for (int i = 0; i < PARAMS; i++) {
       const dt_param *p = &m.g->param.p[i];
       const dt_layout_bucket *b = &l->bucket[p->stored.bucket];
@@ -79,7 +71,7 @@ static void places(dt_keeping keep, int n) {
         T_CHECK(lies(&m, p->val, m.parameters, p->stored.flat) &&
                 lies(&m, p->stored.own, m.parameters, p->stored.flat + p->stored.begin));
     }
-    drop(&m);
+    net_done(&m.of);
   }
 }
 
@@ -90,7 +82,7 @@ static void contributions(const net_job *j) {
   int more = 0;
   for (int i = 0; i < m.g->param.n; i++) {
     const dt_param *p = &m.g->param.p[i];
-    const dt_layout_bucket *b = &m.c.layout.bucket[p->stored.bucket];
+    const dt_layout_bucket *b = &m.of.c.layout.bucket[p->stored.bucket];
     const dt_node *a = dt_node_of(m.g, p->grad);
     for (int k = 0; k < a->nin; k++) {
       const dt_node *n = dt_node_of(m.g, a->in[k]);
@@ -104,7 +96,7 @@ static void contributions(const net_job *j) {
     }
   }
   T_CHECK(more == (j->what & NET_TIED ? 1 : 0));
-  drop(&m);
+  net_done(&m.of);
 }
 
 /* A contribution whose op cannot add gets a slot that starts at zero, or with it, and a program that adds. */
@@ -117,7 +109,7 @@ static dt_graph *added(const net_job *j) {
   return g;
 }
 static void programs_that_add(bool each) {
-  net_job j = job(2, each ? zero2 : (dt_keeping){0});
+  net_job j = job(2, each ? net_zero[2] : (dt_keeping){0});
   j.model = added;
   made m = make(&j, 0);
   int zero = 0, adds = 0, begins = 0;
@@ -129,7 +121,7 @@ static void programs_that_add(bool each) {
     begins += !strcmp(why, "begins the gradient") && m.g->node.p[i].phase == DT_BWD;
   }
   T_CHECK(zero == !each && adds == !each && begins == each);
-  drop(&m);
+  net_done(&m.of);
 }
 
 /* ---- the optimizer's ranges ---- */
@@ -152,21 +144,21 @@ T_BEGIN
 T_TEST ("bytes: all of everything; states in shares; gradients too; parameters too") {
   for (int n = 2; n <= 4; n += 2) {
     sizes((dt_keeping){0}, n, total(n), total(n), total(n));
-    sizes(zero1, n, total(n), total(n) / n, total(n));
-    sizes(zero2, n, total(n), total(n) / n, 0);
-    sizes(zero3, n, total(n) / n, total(n) / n, 0);
+    sizes(net_zero[1], n, total(n), total(n) / n, total(n));
+    sizes(net_zero[2], n, total(n), total(n) / n, 0);
+    sizes(net_zero[3], n, total(n) / n, total(n) / n, 0);
   }
 }
 T_TEST ("each parameter and state lies where the layout, or the rank's share of it, says") {
   places((dt_keeping){0}, 2);
-  for (int n = 2; n <= 4; n += 2) places(zero1, n), places(zero2, n), places(zero3, n);
+  for (int n = 2; n <= 4; n += 2) places(net_zero[1], n), places(net_zero[2], n), places(net_zero[3], n);
 }
 T_TEST ("the first contribution in time overwrites, later ones add, in the gradient's own memory") {
   for (int what = 0; what <= NET_TIED; what++) {
     net_job j = job(2, (dt_keeping){0});
     j.what = what;
     contributions(&j);
-    j.keep = zero2;
+    j.keep = net_zero[2];
     contributions(&j);
   }
 }
@@ -177,21 +169,21 @@ T_TEST ("one program for the parameters of a bucket, over their range; norms of 
   range r = ranges(&m);
   T_CHECK(r.n == 4); /* head.w 2.w | 2.b 1.w | 1.b 0.w | 0.b */
   T_CHECK(r.len == (SLOT + 64) + (SLOT + 64) + (SLOT + 48) + 8);
-  drop(&m);
+  net_done(&m.of);
   j.what = NET_TRUST;
   m = make(&j, 0);
   T_CHECK(ranges(&m).n == PARAMS);
-  drop(&m);
+  net_done(&m.of);
 }
 T_TEST ("in shares the ranges are those of the rank's share, of all ranks together all elements") {
   for (int n = 2; n <= 4; n += 2) { /* for 4 ranks a share is one slot, for 2 one of two */
     range all = {0};
     for (int r = 0; r < n; r++) {
-      net_job j = job(n, zero1);
+      net_job j = job(n, net_zero[1]);
       made m = make(&j, r);
       range x = ranges(&m);
       all.n += x.n, all.len += x.len;
-      drop(&m);
+      net_done(&m.of);
     }
     T_CHECK(all.n == PARAMS && all.len == 32 + 3 * 8 + 2 * 64 + 48);
   }

@@ -7,20 +7,6 @@
 static dt_pool *pool;
 static dt_err e;
 
-typedef struct made {
-  dt_graph *g;
-  dt_compiled c;
-} made;
-static made make(const net_job *j, dt_level level) {
-  made m;
-  m.g = net_graph(j, 0, level, &m.c, &e);
-  if (!m.g) T_STR(e.text, "");
-  return m;
-}
-static void drop(made *m) {
-  dt_compiled_fini(&m->c);
-  net_drop(m->g);
-}
 static net_job job(int what) { return (net_job){.rows = 3, .micros = 1, .what = what}; }
 
 /* ---- grad ---- */
@@ -44,7 +30,7 @@ static double loss_with(interp *x, const dt_graph *g, dt_val v, int64_t k, doubl
 /* Each gradient is rows * seed * d loss / d parameter: the derivative by central differences at two distances. */
 static void differences(int what) {
   net_job j = job(what);
-  made m = make(&j, DT_DIFFED);
+  net_made m = net_make(&j, 0, DT_DIFFED);
   interp x;
   interp_init(&x, m.g, pool);
   fill(&x, m.g);
@@ -68,7 +54,7 @@ static void differences(int what) {
   if (wrong) printf("  %d of %d\n", wrong, seen);
   T_CHECK(used_twice == (what & NET_TIED ? 1 : 0));
   interp_fini(&x);
-  drop(&m);
+  net_done(&m);
 }
 
 enum { NOT_A_SCALAR = 1, NO_PARAMETER, NO_GRADIENT, NO_LOSS, STOPPED };
@@ -101,7 +87,7 @@ static void refused(int what, const char *text, const char *where) {
 static void divides_and_clips(double clip) {
   net_job j = job(0);
   j.clip = clip;
-  made m = make(&j, DT_UPDATED);
+  net_made m = net_make(&j, 0, DT_UPDATED);
   interp x;
   interp_init(&x, m.g, pool);
   fill(&x, m.g);
@@ -123,7 +109,7 @@ static void divides_and_clips(double clip) {
         T_NEAR(interp_get(&x, m.g->param.p[i].state[0].val, k), want, 1e-6);
     }
   interp_fini(&x);
-  drop(&m);
+  net_done(&m);
 }
 
 /* The optimizer of one parameter serves as the template of another: the same graph as if both had been traced. */
@@ -148,7 +134,7 @@ static dt_status once(void *ctx, const dt_build *b, dt_question q, const dt_val 
 }
 static void from_a_template(void) {
   net_job j = job(NET_TRUST);
-  made m = make(&j, DT_UPDATED);
+  net_made m = net_make(&j, 0, DT_UPDATED);
   dt_spec s = net_spec(&j, 0);
   dt_compiled c = {0};
   dt_graph *g = net_mlp(&j);
@@ -160,14 +146,22 @@ static void from_a_template(void) {
   dt_str_free(&want), dt_str_free(&got);
   dt_compiled_fini(&c);
   net_drop(g);
-  drop(&m);
+  net_done(&m);
+}
+
+/* A model with a branch that leads nowhere. */
+static dt_graph *idle_branch(const net_job *j) {
+  dt_graph *g = net_mlp(j);
+  dt_build at = dt_build_at(g, DT_FWD);
+  dt_build1(&at, DT_OP_exp, dt_build1(&at, DT_OP_sin, g->input.p[0].val));
+  return g;
 }
 
 /* ---- precision ---- */
 static void keeps_wide(void) {
   net_job j = job(NET_NORM);
   j.precision = DT_BF16;
-  made m = make(&j, DT_PRECISE);
+  net_made m = net_make(&j, 0, DT_PRECISE);
   int casts = 0, inputs = 0;
   for (int i = 0; i < m.g->node.n; i++) {
     const dt_node *n = &m.g->node.p[i];
@@ -184,6 +178,7 @@ static void keeps_wide(void) {
     for (int k = 0; k < a->nin; k++) { /* what can accumulate does so in f32, from 16-bit operands */
       const dt_node *n = dt_node_of(m.g, a->in[k]);
       T_CHECK(dt_type_of(m.g, a->in[k])->dtype == DT_F32);
+      T_CHECK(n->op != DT_OP_cast); /* of what can add up by itself nothing is rounded first */
       if (n->op == DT_OP_matmul) T_CHECK(n->flags & DT_NODE_WIDE && dt_type_of(m.g, n->in[0])->dtype == DT_BF16);
     }
   }
@@ -194,7 +189,24 @@ static void keeps_wide(void) {
   T_CHECK(dt_type_of(m.g, dt_node_of(m.g, m.g->loss)->in[0])->dtype == DT_F32); /* a mean of all is taken of f32 */
   for (int i = 0; i < NET_DEEP; i++)
     T_CHECK(dt_type_of(m.g, m.g->node.p[net_find(m.g, DT_OP_tanh, i, 0)].out[0])->dtype == DT_BF16);
-  drop(&m);
+  net_done(&m);
+}
+
+/* The gradient of w is an elementwise product, which cannot accumulate by itself, of what a layer behind it gives in 16 bits. */
+static dt_graph *scaled_by(const net_job *j) {
+  dt_build at = net_new(&j->mesh, j->rows);
+  dt_val x = net_input(&at, "x", 2, (int64_t[]){3, 4}), w = net_param(&at, "w", 2, (int64_t[]){3, 4}),
+         v = net_param(&at, "v", 2, (int64_t[]){5, 4}), y = net_linear(&at, dt_build2(&at, DT_OP_mul, x, w), v, -1);
+  at.g->loss = dt_build_reduce(&at, DT_OP_mean, dt_build1(&at, DT_OP_square, y), 0, NULL, false);
+  return at.g;
+}
+static void accumulates_in_f32(void) {
+  net_job j = {.rows = 3, .micros = 1, .precision = DT_BF16, .model = scaled_by};
+  net_made m = net_make(&j, 0, DT_PRECISE);
+  const dt_node *a = dt_node_of(m.g, m.g->param.p[0].grad), *n = dt_node_of(m.g, a->in[0]);
+  T_CHECK(n->op == DT_OP_cast && dt_type_of(m.g, n->in[0])->dtype == DT_BF16);
+  T_CHECK(dt_type_of(m.g, n->out[0])->dtype == DT_F32 && dt_type_of(m.g, a->out[0])->dtype == DT_F32);
+  net_done(&m);
 }
 
 /* ---- recompute ---- */
@@ -213,9 +225,9 @@ static int kept(const dt_graph *g) {
 }
 static void repeats(void) {
   net_job j = job(0);
-  made plain = make(&j, DT_RECOMPUTED);
+  net_made plain = net_make(&j, 0, DT_RECOMPUTED);
   j.segments = NET_DEEP;
-  made again = make(&j, DT_RECOMPUTED);
+  net_made again = net_make(&j, 0, DT_RECOMPUTED);
   T_CHECK(net_count(again.g, DT_OP_tanh, DT_FWD) == NET_DEEP && net_count(plain.g, DT_OP_tanh, DT_BWD) == 0);
   for (int i = 0; i < again.g->node.n; i++) {
     const dt_node *n = &again.g->node.p[i];
@@ -226,7 +238,7 @@ static void repeats(void) {
   /* of a block, linear and tanh each give a value; backward reads tanh's, which leaves the block: as before */
   T_CHECK(kept(plain.g) == kept(again.g));
   j.segments = 0;
-  drop(&plain), drop(&again);
+  net_done(&plain), net_done(&again);
   dt_graph *g = net_mlp(&j);
   dt_spec s = net_spec(&j, 0);
   dt_compiled c = {0};
@@ -251,10 +263,10 @@ T_TEST ("what has no gradient is said with the line") {
 }
 T_TEST ("a parameter behind stop_gradient gets none, nor an update") {
   net_job j = {.rows = 3, .micros = 1, .what = STOPPED, .model = odd};
-  made m = make(&j, DT_UPDATED);
+  net_made m = net_make(&j, 0, DT_UPDATED);
   T_CHECK(m.g->param.p[0].grad < 0 && m.g->param.p[1].grad >= 0 && m.c.scaled[0] < 0 && m.c.scaled[1] >= 0);
   T_CHECK(net_count(m.g, DT_OP_assign, DT_UPD) == 2 && m.g->param.p[0].nstate == 0);
-  drop(&m);
+  net_done(&m);
 }
 T_TEST ("the optimizer sees gradients by the count, and clipped by their norm") {
   divides_and_clips(0), divides_and_clips(1e-2), divides_and_clips(1e4);
@@ -264,8 +276,11 @@ T_TEST ("prune drops marks of placement and what nobody needs") {
   net_job j = {.mesh = {.naxes = 1, .name = {"parts"}, .size = {2}, .role = {DT_AXIS_TENSORS}},
                .rows = 3,
                .micros = 1,
-               .what = NET_CUT};
-  made before = make(&j, DT_UPDATED), m = make(&j, DT_PRUNED);
+               .what = NET_CUT,
+               .model = idle_branch};
+  net_made before = net_make(&j, 0, DT_UPDATED), m = net_make(&j, 0, DT_PRUNED);
+  T_CHECK(net_count(before.g, DT_OP_exp, -1) == 1 &&
+          net_count(m.g, DT_OP_exp, -1) + net_count(m.g, DT_OP_sin, -1) == 0);
   T_CHECK(net_count(before.g, DT_OP_enter, -1) > 0 && net_count(m.g, DT_OP_enter, -1) == 0);
   bool *used = dt_xalloc((size_t)m.g->val.n + 1);
   for (int i = 0; i < m.g->node.n; i++)
@@ -278,10 +293,10 @@ T_TEST ("prune drops marks of placement and what nobody needs") {
   }
   T_CHECK(!idle);
   free(used);
-  drop(&before), drop(&m);
+  net_done(&before), net_done(&m);
 }
 T_TEST ("in bf16 activations are short; parameters, states, statistics, losses and accumulated gradients stay f32")
-  keeps_wide();
+  keeps_wide(), accumulates_in_f32();
 T_TEST ("recomputing repeats forward in backward, once a value, and forward does not change") repeats();
 dt_pool_free(pool);
 T_END

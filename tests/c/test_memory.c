@@ -76,6 +76,29 @@ T_TEST ("each life gets the lowest offset that is free, the largest first") {
     T_CHECK(dt_pack_best(l, N) <= total);
   }
 }
+T_TEST ("a program writes over an operand that dies there, but not over one that it also reads in another layout") {
+  for (int turned = 0; turned < 2; turned++) {
+    dt_err e = {0};
+    dt_spec s = {0};
+    dt_graph g;
+    int64_t bytes[DT_NREG], workspace, slot[1];
+    dt_graph_init(&g);
+    dt_build b = dt_build_at(&g, DT_FWD);
+    dt_type t = dt_type_make(DT_F32, 2, (int64_t[]){16, 16});
+    dt_val x = dt_build_leaf(&b, DT_OP_input, &t, "x"), y = dt_build2(&b, DT_OP_matmul, x, x);
+    dt_val z = dt_build2(&b, DT_OP_add, y, turned ? dt_build_permute(&b, y, (int[]){1, 0}) : x);
+    dt_vec_push(&g.output, dt_build2(&b, DT_OP_matmul, z, x));
+    g.level = DT_REDUCED;
+    T_CHECK(!dt_pass_fuse(&g, &s, &e) && !dt_pass_order(&g, &s, &e));
+    T_CHECK(!dt_pass_memory(&g, &s, bytes, &workspace, slot, &e));
+    int over = 0;
+    for (int i = 0; i < g.node.n; i++)
+      if (g.node.p[i].op == DT_OP_fused) over += g.val.p[g.node.p[i].out[0]].root != g.node.p[i].out[0];
+    T_CHECK(over == !turned);
+    T_CHECK(!dt_memory_check(&g, bytes, workspace, slot, &e));
+    dt_graph_fini(&g);
+  }
+}
 T_TEST ("what the memory pass plans is accepted") {
   dt_err e = {0};
   plan(&c);

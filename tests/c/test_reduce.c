@@ -18,22 +18,6 @@ enum { PARAMS = 7, SLOT = 64 /* elements that each of them takes, rounded up */ 
 
 static net_job job(int ranks) { return (net_job){.mesh = SAMPLES(ranks), .rows = 2, .micros = 2, .bucket = 512}; }
 
-typedef struct made {
-  dt_graph *g;
-  dt_compiled c;
-} made;
-static made make(const net_job *j, int rank, dt_level level) {
-  made m;
-  e = (dt_err){0};
-  m.g = net_graph(j, rank, level, &m.c, &e);
-  if (!m.g) T_STR(e.text, "");
-  return m;
-}
-static void drop(made *m) {
-  dt_compiled_fini(&m->c);
-  net_drop(m->g);
-}
-
 /* Living collectives of one op in a phase: their number, axes (if all have the same, otherwise -1), and the bytes that a rank gives. */
 typedef struct seen {
   int n, axes, flags;
@@ -63,7 +47,7 @@ static seen collectives(const dt_graph *g, int op, int phase) {
 static void layout_by_size(void) {
   /* 512 bytes are two slots: {head.w, 2.w} {2.b, 1.w} {1.b, 0.w} {0.b}; each ends at a multiple of 64 for each rank */
   net_job j = job(2);
-  made m = make(&j, 0, DT_REDUCED);
+  net_made m = net_make(&j, 0, DT_REDUCED);
   const dt_layout *l = &m.c.layout;
   T_CHECK(l->n == PARAMS && l->nbucket == 4 && l->total == 8 * SLOT && l->dtype == DT_F32 && !l->shared);
   for (int k = 0; k < PARAMS; k++) {
@@ -78,7 +62,7 @@ static void layout_by_size(void) {
     T_CHECK(dt_layout_bucket_of(l, k->begin) == b && dt_layout_bucket_of(l, k->end - 1) == b);
   }
   T_CHECK(dt_layout_bucket_of(l, l->total) == -1);
-  drop(&m);
+  net_done(&m);
 }
 
 /* What the ranks own of each tensor lies side by side and makes all of it; a rank's share is its part of each bucket. */
@@ -88,7 +72,7 @@ static void shares_are_a_partition(void) {
     j.keep = (dt_keeping){.states = 1};
     int64_t at[PARAMS] = {0};
     for (int r = 0; r < n; r++) {
-      made m = make(&j, r, DT_REDUCED);
+      net_made m = net_make(&j, r, DT_REDUCED);
       for (int k = 0; k < PARAMS; k++) {
         const dt_param *p = &m.g->param.p[net_param_of(m.g, ready[k])];
         const dt_layout_bucket *b = &m.c.layout.bucket[p->stored.bucket];
@@ -101,7 +85,7 @@ static void shares_are_a_partition(void) {
         T_CHECK(dt_node_of(m.g, p->stored.own)->flags & DT_NODE_OWN);
         at[k] += p->stored.len;
       }
-      drop(&m);
+      net_done(&m);
     }
     for (int k = 0; k < PARAMS; k++) T_CHECK(at[k] == numel[k]);
   }
@@ -112,17 +96,17 @@ static const int64_t TOTAL = 8 * SLOT * 4; /* bytes of the flat layout for 2 ran
 
 static void whole(void) {
   net_job j = job(2);
-  made m = make(&j, 0, DT_REDUCED);
+  net_made m = net_make(&j, 0, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_all_reduce, DT_BWD), 4, 1, TOTAL);
   T_CHECK(collectives(m.g, DT_OP_all_reduce, DT_BWD).flags & DT_NODE_LAST_MICRO);
   T_SEEN(collectives(m.g, DT_OP_all_reduce, DT_UPD), 0, 0, 0); /* every rank has the norm */
   T_CHECK(net_count(m.g, DT_OP_pack, DT_BWD) == 4 && m.g->bucket.n == 4);
-  drop(&m);
+  net_done(&m);
 }
 static void states(void) {
   net_job j = job(2);
   j.keep = (dt_keeping){.states = 1};
-  made m = make(&j, 0, DT_REDUCED);
+  net_made m = net_make(&j, 0, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_reduce_scatter, DT_BWD), 4, 1, TOTAL);
   T_CHECK(collectives(m.g, DT_OP_reduce_scatter, DT_BWD).flags & DT_NODE_LAST_MICRO);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_UPD), 4, 1, TOTAL / 2);
@@ -130,12 +114,12 @@ static void states(void) {
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_FWD), 0, 0, 0);
   const dt_layout *l = &m.c.layout;
   T_CHECK(l->shared && l->stored == l->total && l->states == l->total / 2 && l->sums == l->total);
-  drop(&m);
+  net_done(&m);
 }
 static void gradients(void) {
   net_job j = job(2);
   j.keep = (dt_keeping){.states = 1, .each = true};
-  made m = make(&j, 1, DT_REDUCED);
+  net_made m = net_make(&j, 1, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_reduce_scatter, DT_BWD), 4, 1, TOTAL);
   int flags = collectives(m.g, DT_OP_reduce_scatter, DT_BWD).flags;
   T_CHECK(flags & DT_NODE_WIRE && !(flags & DT_NODE_LAST_MICRO));
@@ -145,50 +129,50 @@ static void gradients(void) {
       sums += dt_nbytes(&m.g->val.p[v].t);
   T_CHECK(sums == TOTAL / 2 && m.c.layout.sums == 0);
   T_CHECK(net_count(m.g, DT_OP_assign, DT_PRE) == 4 && net_count(m.g, DT_OP_assign, DT_BWD) == 4);
-  drop(&m);
+  net_done(&m);
 }
 static void parameters(void) {
   net_job j = job(2);
   j.keep = (dt_keeping){.states = 1, .parameters = true, .use = true, .each = true};
-  made m = make(&j, 0, DT_REDUCED);
+  net_made m = net_make(&j, 0, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_UPD), 0, 0, 0); /* nobody is told: it is gathered around each use */
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_FWD), 4, 1, TOTAL / 2);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_BWD), 0, 0, 0); /* what was gathered last is still there */
   T_CHECK(m.g->share.n == 4 && m.c.layout.stored == m.c.layout.total / 2);
   for (int i = 0; i < PARAMS; i++) T_CHECK(m.g->param.p[i].val == m.g->param.p[i].stored.own);
-  drop(&m);
+  net_done(&m);
   j.bucket =
       256; /* each alone: forward uses 0.w 0.b 1.w 1.b 2.w 2.b head.w, backward head.w 2.w 1.w, and two gathers may lie between */
-  m = make(&j, 0, DT_REDUCED);
+  m = net_make(&j, 0, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_FWD), PARAMS, 1, PARAMS * 2 * SLOT * 4 / 2);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_BWD), 1, 1, 2 * SLOT * 4 / 2);
   T_CHECK(strstr(dt_node_of(m.g, m.g->node.p[net_find(m.g, DT_OP_all_gather, PARAMS, 0)].out[0])->reason, "bucket 3"));
-  drop(&m);
+  net_done(&m);
 }
 static void inside_and_across(void) {
   net_job j = job(2);
   j.mesh = (dt_mesh){
       .naxes = 2, .name = {"across", "inside"}, .size = {3, 2}, .role = {DT_AXIS_SAMPLES, DT_AXIS_SAMPLES}};
   j.keep = (dt_keeping){.states = 2};
-  made m = make(&j, 5, DT_REDUCED);
+  net_made m = net_make(&j, 5, DT_REDUCED);
   int64_t total = m.c.layout.total * 4; /* ends for 6 ranks are at multiples of 384 */
   T_CHECK(m.c.layout.total == 4 * 384);
   T_SEEN(collectives(m.g, DT_OP_reduce_scatter, DT_BWD), 4, 2, total);
   T_SEEN(collectives(m.g, DT_OP_all_reduce, DT_BWD), 4, 1, total / 2); /* the share, across */
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_UPD), 4, 2, total / 2);
-  drop(&m);
+  net_done(&m);
 }
 static void in_16_bits(void) {
   net_job j = job(2);
   j.precision = DT_BF16;
-  made m = make(&j, 0, DT_REDUCED);
+  net_made m = net_make(&j, 0, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_all_reduce, DT_BWD), 4, 1, TOTAL / 2);
-  drop(&m);
+  net_done(&m);
   j.keep = (dt_keeping){.states = 1, .parameters = true}; /* the rank's share in f32, the step's copy in 16 bits */
-  m = make(&j, 0, DT_REDUCED);
+  m = net_make(&j, 0, DT_REDUCED);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_PRE), 4, 1, TOTAL / 2 / 2);
   T_SEEN(collectives(m.g, DT_OP_all_gather, DT_UPD), 0, 0, 0);
-  drop(&m);
+  net_done(&m);
 }
 static void partial_elsewhere(void) {
   /* a gradient that is a partial sum on an axis of tensors, too, has a bucket of its own, reduced over both */
@@ -210,11 +194,11 @@ static void partial_elsewhere(void) {
 static void norms_travel_together(void) {
   net_job j = job(4);
   j.keep = (dt_keeping){.states = 1}, j.what = NET_TRUST;
-  made m = make(&j, 0, DT_REDUCED);
+  net_made m = net_make(&j, 0, DT_REDUCED);
   /* |p| and |m| of each parameter in one message, f32; and the gradient's squares, f64 */
   T_SEEN(collectives(m.g, DT_OP_all_reduce, DT_UPD), 2, 1, 2 * PARAMS * 4 + 8);
   T_CHECK(net_count(m.g, DT_OP_norm, DT_UPD) == 0);
-  drop(&m);
+  net_done(&m);
 }
 
 /* What stands against shares: ctx's `what` says which optimizer. */
