@@ -56,7 +56,7 @@ typedef struct dtm_shared {
   dtm_post post[2];
   _Atomic uint32_t broken; /* set behind why */
   char why[DTM_WHY];
-  char slot[2][DTM_SMALL];
+  char slot[2][DTM_SMALL] __attribute__((aligned(128))); /* numbers of any dtype */
 } __attribute__((aligned(4096))) dtm_shared; /* scratch follows */
 
 /* What travels of it to other hosts. */
