@@ -57,7 +57,7 @@ typedef struct dtm_shared {
   _Atomic uint32_t broken; /* set behind why */
   char why[DTM_WHY];
   char slot[2][DTM_SMALL] __attribute__((aligned(128))); /* numbers of any dtype */
-} __attribute__((aligned(4096))) dtm_shared; /* scratch follows */
+} __attribute__((aligned(4096))) dtm_shared;             /* scratch follows */
 
 /* What travels of it to other hosts. */
 typedef struct dtm_signature {
