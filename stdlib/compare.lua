@@ -10,11 +10,15 @@ local M = {}
 
 -- Relative to the largest element of a tensor. 16-bit activations round at 2^-9 or 2^-12; sums in another order, or in parts on
 -- several ranks, round at other places, a few times in a row. From the second step on the two sides' values differ by rounding, which
--- an adaptive optimizer makes larger where a gradient is small: f32 gradients may then differ by `later`, in relation to their norm;
--- single elements by `single`, because one weight that took another step shifts a row or a column.
+-- an adaptive optimizer makes larger where a gradient is small: f32 gradients may then differ by `later`.
 M.allowed = { f32 = 2e-5, bf16 = 5e-2, f16 = 2e-2 }
-M.later = { f32 = 1e-3, bf16 = 5e-2, f16 = 2e-2 }
-M.single = { f32 = 5e-3, bf16 = 5e-2, f16 = 2e-2 }
+M.later = { f32 = 2e-4, bf16 = 5e-2, f16 = 2e-2 }
+
+-- Where the values before a step are further apart than by rounding, because the optimizer took steps of full size from the
+-- rounding of gradients that are nearly zero, f32 gradients may differ by so many times the rest. (A GPT of three narrow blocks
+-- under AdamW has 320.) Values are compared by themselves: what the optimizer does wrong is found there.
+M.rounding = 5e-7
+M.magnified = { f32 = 1e3, bf16 = 0, f16 = 0 }
 
 -- A gradient that is zero but for rounding (a key's bias before softmax, a convolution's before batch norm) has no digits to compare.
 -- It is one whose largest element, on both sides, is within this part of the whole gradient's norm, from which that rounding comes.
@@ -62,8 +66,7 @@ local function place_of(t, i)
 end
 
 --- The first difference between a run and the one that it should equal, in the order of time and of `names`, or nil; and the
---- worst { loss, gradient, later, value } relative to the largest element (gradient: in the first step; later: in those after it,
---- relative to the norm).
+--- worst { loss, gradient, later, value } relative to the largest element (gradient: in the first step; later: in those after it).
 --- sides: what messages call the two, default { "on the ranks", "in one process" }.
 function M.runs(got, want, names, precision, sides)
   local steps, precise = want.losses:numel(), M.allowed[precision]
@@ -87,9 +90,20 @@ function M.runs(got, want, names, precision, sides)
     end
     return sum ^ 0.5
   end
-  -- limit: of the largest difference, in relation to the largest element; slack: tensor of what is allowed beside it, or nil;
-  -- floor: elements up to this size count as zero; of_norm: limit of the difference's norm in relation to the tensor's, or nil
-  local function tensors(step, kind, name, key, limit, slack, floor, of_norm)
+  -- How far all values are apart after a step (0: before the first), in relation to their norm.
+  local function drift_of(step)
+    local apart, size = 0, 0
+    for _, name in ipairs(names) do
+      local a, b = got[("%d %s"):format(step, name)], want[("%d %s"):format(step, name)]
+      if a and b then
+        a, b = a:to "f64", b:to "f64"
+        apart, size = apart + (a - b):norm():item() ^ 2, size + b:norm():item() ^ 2
+      end
+    end
+    return (apart / math.max(size, 1e-30)) ^ 0.5
+  end
+  -- slack: tensor of what is allowed beside the limit, or nil; floor: elements up to this size count as zero
+  local function tensors(step, kind, name, key, limit, slack, floor)
     local a, b = got[key], want[key]
     if not a and not b then return end
     if not a or not b then return ("step %d: the %s of %s is only on one side"):format(step, kind, name) end
@@ -99,16 +113,13 @@ function M.runs(got, want, names, precision, sides)
     local over = slack and ops.maximum(apart - slack, 0) or apart
     local r = largest(over)
     r = r == 0 and 0 or r / math.max(scale, 1e-30)
-    local far = of_norm and apart:norm():item() / math.max(b:norm():item(), 1e-30)
-    local place, shown = of_norm and "later" or kind, far or r
-    worst[place] = math.max(worst[place], shown == shown and shown or math.huge)
-    if r <= limit and (not far or far <= of_norm) then return end
+    local place = kind == "gradient" and step > 1 and "later" or kind
+    worst[place] = math.max(worst[place], r == r and r or math.huge)
+    if r <= limit then return end
     local i = r == r and ops.argmax(over:reshape { -1 }, 0):item() or 0
     local x, y = a:reshape { -1 }:totable()[i + 1], b:reshape { -1 }:totable()[i + 1]
-    local text = ("step %d: the %s of %s differs, most at %s: %.9g %s, %.9g %s; "):format(step, kind, name, place_of(b, i), x, here,
-      y, there)
-    if r <= limit then return text .. ("by %.3g of its norm (allowed %g)"):format(far, of_norm) end
-    return text .. ("%.3g of its largest element (allowed %g)"):format(r, limit)
+    return ("step %d: the %s of %s differs, most at %s: %.9g %s, %.9g %s; %.3g of its largest element (allowed %g)"):format(step,
+      kind, name, place_of(b, i), x, here, y, there, r, limit)
   end
   -- An adaptive optimizer makes steps of full size from the rounding of a gradient that is zero but for it. So a value may differ by
   -- as much as the observed difference of its own gradient, in relation to that gradient, explains.
@@ -126,14 +137,13 @@ function M.runs(got, want, names, precision, sides)
     start[name] = want["0 " .. name]:to "f64"
   end
   for step = 1, steps do
-    local limit, later = precise, nil
-    if step > 1 then limit, later = M.single[precision], M.later[precision] end
+    local limit = step == 1 and precise or M.later[precision] + M.magnified[precision] * math.max(drift_of(step - 1) - M.rounding, 0)
     local text = numbers(step, "the loss", "losses", precise)
     local floor = M.zero[precision] * norm_of(step)
     for _, name in ipairs(names) do
-      text = text or tensors(step, "gradient", name, ("%d grad:%s"):format(step, name), limit, nil, floor, later)
+      text = text or tensors(step, "gradient", name, ("%d grad:%s"):format(step, name), limit, nil, floor)
     end
-    text = text or numbers(step, "the gradient norm", "norms", later or limit)
+    text = text or numbers(step, "the gradient norm", "norms", limit)
     for _, name in ipairs(names) do
       text = text or tensors(step, "value", name, ("%d %s"):format(step, name), precise, slack_of(step, name))
     end
