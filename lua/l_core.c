@@ -173,6 +173,11 @@ DT_API int luaopen_dtrain_core(lua_State *L) {
       {"position", l_position}, {"fail", l_fail}, {"file_failed", l_file_failed}, {NULL, NULL}};
   luaL_checkversion(L);
   luaL_newlib(L, fn);
+  lua_createtable(L, 0, 3); /* core.limits: results of an operation, axes of a mesh, letters of an axis's name */
+  dtl_set_int(L, "results", DT_MAX_OUT);
+  dtl_set_int(L, "axes", DT_MAX_AXES);
+  dtl_set_int(L, "letters", sizeof((dt_mesh *)0)->name[0] - 1);
+  lua_setfield(L, -2, "limits");
   dtl_open_sys(L);
   dtl_open_child(L);
   dtl_open_json(L);

@@ -20,7 +20,7 @@ void dtl_read_mesh(lua_State *L, int i, dt_mesh *m) {
     const char *splits = NULL;
     DTL_OPTS(L, fn, 1, top + 1, {"name", 's', &name, NULL}, {"size", 'i', &size, NULL}, {"splits", 's', &splits, NULL});
     if (!name || strlen(name) >= sizeof m->name[0])
-      dtl_fail(L, "%s: axis %d needs a name of 1 to 15 letters", fn, k + 1);
+      dtl_fail(L, "%s: axis %d needs a name of 1 to %d letters", fn, k + 1, (int)sizeof m->name[0] - 1);
     if (size < 1 || size > 1 << 20)
       dtl_fail(L, "%s: axis '%s' needs a size of 1 or more, got %lld", fn, name, (long long)size);
     snprintf(m->name[k], sizeof m->name[k], "%s", name);

@@ -156,7 +156,7 @@ function ops.stack(list, dim)
   return ops.concat(util.map(list, function(x) return ops.unsqueeze(x, dim or 0) end), dim or 0)
 end
 
-local SPLIT = 8 -- results of one split
+local SPLIT = core.limits.results -- of one split
 
 -- Appends x cut along dim into pieces to out: more than one split can make are cut from the pieces of a first one.
 local function cut(x, sizes, dim, out)

@@ -9,18 +9,6 @@ typedef struct linear {
   char *ws;
 } linear;
 
-/* x as a matrix: dims before the last join to one row stride? */
-static bool joins(const dt_view *x, int64_t *rs) {
-  int64_t rows = 1;
-  *rs = x->t.nd && x->t.dim[x->t.nd - 1] > 0 ? x->t.dim[x->t.nd - 1] : 1;
-  for (int d = x->t.nd - 2; d >= 0; d--) {
-    if (x->t.dim[d] == 1) continue;
-    if (rows == 1) *rs = x->stride[d];
-    else if (x->stride[d] != rows * *rs) return false;
-    rows *= x->t.dim[d];
-  }
-  return true;
-}
 /* sizes and dtypes of the product; the caller fills in the memory */
 static k_gemm sizes(const dt_call *c) {
   const dt_view *x = &c->in[0], *w = &c->in[1];
@@ -32,7 +20,7 @@ static k_gemm sizes(const dt_call *c) {
 static size_t workspace(const dt_call *c, int threads) {
   int64_t rs;
   const k_gemm g = sizes(c);
-  size_t x = joins(&c->in[0], &rs) ? 0 : k_round64((size_t)dt_nbytes(&c->in[0].t));
+  size_t x = dt_view_rows(&c->in[0], &rs) ? 0 : k_round64((size_t)dt_nbytes(&c->in[0].t));
   return K(epi_bytes)(c) + x + (size_t)threads * K(gemm_ws)() + K(gemm_packed_bytes)(&g);
 }
 
@@ -59,12 +47,12 @@ static void run(dt_call *c) {
   dt_view y = K(epi_product)(c), flat;
   linear l = {.g = sizes(c), .vm = c->prep, .ws = (char *)c->ws + K(epi_bytes)(c)};
   int64_t rs;
-  if (!joins(x, &rs)) {
+  if (!dt_view_rows(x, &rs)) {
     flat = dt_view_make(l.ws, &x->t);
     K(copy_view)(c->pool, &flat, x);
     l.ws += k_round64((size_t)dt_nbytes(&x->t));
     x = &flat;
-    joins(x, &rs);
+    dt_view_rows(x, &rs);
   }
   k_gemm *g = &l.g;
   if (g->m == 0 || g->n == 0) return;

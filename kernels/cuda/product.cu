@@ -120,18 +120,6 @@ struct linear {
   k_lt *lt;
   k_vm *vm; /* NULL: none */
 };
-/* x as a matrix: dims before the last join to one row stride? */
-static bool joins(const dt_view *x, int64_t *rs) {
-  int64_t rows = 1;
-  *rs = x->t.nd && x->t.dim[x->t.nd - 1] > 0 ? x->t.dim[x->t.nd - 1] : 1;
-  for (int d = x->t.nd - 2; d >= 0; d--) {
-    if (x->t.dim[d] == 1) continue;
-    if (rows == 1) *rs = x->stride[d];
-    else if (x->stride[d] != rows * *rs) return false;
-    rows *= x->t.dim[d];
-  }
-  return true;
-}
 struct operands { /* x, w, bias, each as it lies or as a copy in the workspace */
   k_gemm g;
   dt_view v[3];
@@ -150,7 +138,7 @@ static operands lay(const dt_call *c) {
     o.v[i] = c->in[i];
     int64_t rs = 0;
     if (i == 0) {
-      const bool rows = joins(&c->in[0], &rs);
+      const bool rows = dt_view_rows(&c->in[0], &rs);
       const k_mat x = {NULL, 0, rs, c->in[0].stride[c->in[0].t.nd - 1], 0};
       o.copy[0] = !rows || !k_mat_plain(&x, o.g.m, o.g.k);
     } else if (i == 1) {
@@ -166,7 +154,7 @@ static operands lay(const dt_call *c) {
     ws += k_round((size_t)dt_nbytes(&t)), o.bytes += k_round((size_t)dt_nbytes(&t));
   }
   int64_t rs;
-  joins(&o.v[0], &rs);
+  dt_view_rows(&o.v[0], &rs);
   o.g.a = {o.v[0].p, o.v[0].t.dtype, rs, o.v[0].stride[o.v[0].t.nd - 1], 0};
   o.g.b = {o.v[1].p, o.v[1].t.dtype, o.v[1].stride[1], o.v[1].stride[0], 0};
   const dt_view y = k_epi_product(c);

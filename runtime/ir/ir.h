@@ -55,7 +55,7 @@ typedef struct dt_place {
 /* Segments of a dim: q, k and v in the rows of one weight. Each rank has its part of each. */
 typedef struct dt_segs {
   int n;
-  int64_t size[8];
+  int64_t size[DT_MAX_OUT];
 } dt_segs;
 /* One axis cuts one dim of a parameter, each segment for itself (one segment: the dim). */
 typedef struct dt_cut {

@@ -7,7 +7,7 @@
  * group are its outputs; the vector machine stores them, everything else stays in registers. */
 #include <stdlib.h>
 
-#include "pass.h"
+#include "fuse.h"
 
 enum { MAX_GROUP = 48, MAX_GIN = 20, MAX_GOUT = DT_MAX_OUT };
 
@@ -63,8 +63,6 @@ static int find(const fuser *f, int gi) {
   while (gi >= 0 && f->group.p[gi].merged >= 0) gi = f->group.p[gi].merged;
   return gi;
 }
-
-static bool constant(const dt_graph *g, dt_val v) { return g->node.p[g->val.p[v].node].op == DT_OP_full; }
 
 static dt_nid unit_of(const fuser *f, dt_nid x) {
   int gi = find(f, f->grp[x]);
@@ -158,7 +156,7 @@ static bool fits(fuser *f, int a, int b, dt_nid n) {
       for (int k = 0; k < g->node.p[x].nin; k++) {
         dt_val v = g->node.p[x].in[k];
         int gp = find(f, f->grp[g->val.p[v].node]);
-        if (constant(g, v) || (gp >= 0 && (gp == a || gp == b)) || g->val.p[v].node == n) continue;
+        if (dt_fuse_is_constant(g, v) || (gp >= 0 && (gp == a || gp == b)) || g->val.p[v].node == n) continue;
         int i = 0;
         while (i < in.n && in.p[i] != v) i++;
         if (i == in.n) dt_vec_push(&in, v);
@@ -222,153 +220,6 @@ static void form_groups(fuser *f) {
     dt_vec_push(&f->group, ((group){.type = type, .merged = -1}));
     dt_vec_push(&f->group.p[f->grp[i]].m, i);
   }
-}
-
-/* Registers: inputs first, then temporaries, reused after their last reading unless they are stored. */
-static void allocate(dt_vm *vm) {
-  int nv = vm->nreg;
-  int *last = dt_xalloc(sizeof(int) * (size_t)(nv + 1)), *reg = dt_xalloc(sizeof(int) * (size_t)(nv + 1));
-  for (int i = 0; i < nv; i++) last[i] = -1, reg[i] = i < vm->nin ? i : -1;
-  for (int i = 0; i < vm->nins; i++) {
-    const int16_t use[3] = {vm->ins[i].a, vm->ins[i].b, vm->ins[i].c};
-    for (int k = 0; k < 3; k++)
-      if (use[k] >= 0) last[use[k]] = i;
-  }
-  for (int o = 0; o < vm->nout; o++) last[vm->out[o]] = vm->nins;
-  DT_VEC(int) spare = {0};
-  int top = vm->nin;
-  for (int i = 0; i < vm->nins; i++) {
-    dt_vmi *x = &vm->ins[i];
-    int16_t *use[3] = {&x->a, &x->b, &x->c};
-    int16_t old[3] = {x->a, x->b, x->c};
-    for (int k = 0; k < 3; k++)
-      if (old[k] >= 0) *use[k] = (int16_t)reg[old[k]];
-    for (int k = 0; k < 3; k++)
-      if (old[k] >= vm->nin && last[old[k]] == i && reg[old[k]] >= 0) {
-        dt_vec_push(&spare, reg[old[k]]);
-        reg[old[k]] = -1;
-      }
-    int d = x->dst;
-    reg[d] = spare.n ? spare.p[--spare.n] : top++;
-    x->dst = (int16_t)reg[d];
-  }
-  for (int o = 0; o < vm->nout; o++) vm->out[o] = (int16_t)reg[vm->out[o]];
-  vm->nreg = top;
-  dt_vec_free(&spare);
-  free(last);
-  free(reg);
-}
-
-static int16_t reg_of(dt_val v, const dt_val *in, int nin, const dt_val *made, const int *maderg, int nmade) {
-  for (int i = nmade - 1; i >= 0; i--)
-    if (made[i] == v) return (int16_t)maderg[i];
-  for (int i = 0; i < nin; i++)
-    if (in[i] == v) return (int16_t)i;
-  return -1;
-}
-
-/* the instruction that puts a constant into register dst */
-static dt_vmi constant_of(const dt_node *n, int dst) {
-  const dt_number v = n->a.full.value;
-  return (dt_vmi){DT_EW_full, (int16_t)dst, -1, -1, -1, {v.f, 0}, {dt_wrap(v.i, (int)n->a.full.dtype), 0}};
-}
-
-static bool same_constant(const dt_vmi *a, const dt_vmi *b) {
-  return a->op == b->op && !memcmp(a->imm, b->imm, sizeof a->imm) && !memcmp(a->whole, b->whole, sizeof a->whole);
-}
-
-/* Can a node's result, in a register, be outside of its dtype? Integers narrower than the register wrap around; true + true is true. */
-static bool narrow(const dt_node *n, int dtype) {
-  return dt_op(n->op)->ew_kind == DT_EWK_ARITH && (dtype == DT_BOOL || dtype == DT_U8 || dtype == DT_I32);
-}
-
-/* One program from a list of elementwise nodes; the fused node is written over the last of them. */
-static void lower_group(fuser *f, const dt_nid *m, int n, uint8_t type) {
-  dt_graph *g = f->g;
-  DT_VEC(dt_val) in = {0}, out = {0}, made = {0};
-  DT_VEC(int) rg = {0};
-  for (int i = 0; i < n; i++) dt_vec_push(&made, g->node.p[m[i]].out[0]);
-  for (int i = 0; i < n; i++) {
-    const dt_node *x = &g->node.p[m[i]];
-    for (int k = 0; k < x->nin; k++) {
-      dt_val v = x->in[k];
-      bool inside = false;
-      for (int j = 0; j < made.n; j++) inside |= made.p[j] == v;
-      for (int j = 0; j < in.n; j++) inside |= in.p[j] == v;
-      if (!inside && !constant(g, v)) dt_vec_push(&in, v);
-    }
-  }
-  dt_vm *vm = dt_arena_alloc(&g->mem, sizeof *vm);
-  vm->type = type;
-  vm->nin = in.n;
-  vm->space = g->val.p[g->node.p[m[n - 1]].out[0]].t;
-  int cap = 2 * n;
-  for (int i = 0; i < n; i++) cap += g->node.p[m[i]].nin;
-  vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi) * (size_t)cap);
-  int next = in.n;
-  made.n = 0;
-  for (int i = 0; i < n; i++) {
-    const dt_node *x = &g->node.p[m[i]];
-    int16_t r[3] = {-1, -1, -1};
-    for (int k = 0; k < x->nin; k++) {
-      dt_val v = x->in[k];
-      if (constant(g, v)) {
-        int j = 0; /* the same constant again? */
-        dt_vmi c = constant_of(dt_node_of(g, v), next);
-        while (j < vm->nins && !same_constant(&vm->ins[j], &c)) j++;
-        if (j == vm->nins) vm->ins[vm->nins++] = c, next++;
-        r[k] = vm->ins[j].dst;
-      } else {
-        r[k] = reg_of(v, in.p, in.n, made.p, rg.p, made.n);
-      }
-    }
-    dt_vmi ins = {(uint16_t)dt_op(x->op)->ew, (int16_t)next++, r[0], r[1], r[2], {0, 0}, {0, 0}};
-    if (x->op == DT_OP_cast) ins.imm[0] = (double)x->a.cast.dtype;
-    else { /* other rows have no numbers, or these two */ ins.imm[0] = x->a.clamp.min.f, ins.imm[1] = x->a.clamp.max.f;
-      ins.whole[0] = x->a.clamp.min.i, ins.whole[1] = x->a.clamp.max.i;
-    }
-    vm->ins[vm->nins++] = ins;
-    const int dtype = g->val.p[x->out[0]].t.dtype;
-    if (narrow(x, dtype)) { /* what reads it inside of the chain must see what the memory would hold */
-      vm->ins[vm->nins++] = (dt_vmi){DT_EW_cast, (int16_t)next, ins.dst, -1, -1, {dtype, 0}, {0, 0}};
-      ins.dst = (int16_t)next++;
-    }
-    dt_vec_push(&made, x->out[0]);
-    dt_vec_push(&rg, ins.dst);
-  }
-  vm->nreg = next;
-  for (int i = 0; i < made.n; i++) {
-    int inside = 0;
-    for (int j = 0; j < n; j++)
-      for (int k = 0; k < g->node.p[m[j]].nin; k++) inside += g->node.p[m[j]].in[k] == made.p[i];
-    if (f->kept[made.p[i]] || f->nuse[made.p[i]] > inside) dt_vec_push(&out, i);
-  }
-  vm->nout = out.n;
-  vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t) * (size_t)(out.n + 1));
-  for (int o = 0; o < out.n; o++) vm->out[o] = (int16_t)rg.p[out.p[o]];
-  allocate(vm);
-
-  dt_nid at = m[n - 1];
-  for (int i = 0; i < n - 1; i++) g->node.p[m[i]].flags |= DT_NODE_DEAD;
-  dt_node *x = &g->node.p[at];
-  x->op = DT_OP_fused;
-  x->a = (dt_attrs){0};
-  x->vm = vm;
-  x->in = dt_arena_alloc(&g->mem, sizeof(dt_val) * (size_t)(in.n + 1));
-  if (in.n) memcpy(x->in, in.p, sizeof(dt_val) * (size_t)in.n);
-  x->nin = in.n;
-  x->nout = (int16_t)out.n;
-  if (!out.n) x->flags |= DT_NODE_DEAD;
-  for (int o = 0; o < out.n; o++) {
-    dt_val v = made.p[out.p[o]];
-    x->out[o] = v;
-    g->val.p[v].node = at;
-    g->val.p[v].out = (int16_t)o;
-  }
-  dt_vec_free(&in);
-  dt_vec_free(&out);
-  dt_vec_free(&made);
-  dt_vec_free(&rg);
 }
 
 /* assign(leaf, value): the chain that makes the value writes the leaf's memory; otherwise a program that copies. */
@@ -490,7 +341,8 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
 
   form_groups(&f);
   for (int i = 0; i < f.group.n; i++)
-    if (f.group.p[i].merged < 0) lower_group(&f, f.group.p[i].m.p, f.group.p[i].m.n, f.group.p[i].type);
+    if (f.group.p[i].merged < 0)
+      dt_fuse_program(g, f.group.p[i].m.p, f.group.p[i].m.n, f.group.p[i].type, f.kept, f.nuse);
   for (int i = 0; i < g->node.n; i++) f.grp[i] = -1; /* a group is its last node now */
   count_uses(&f);
   for (dt_nid i = 0; i < g->node.n; i++) { /* constants that something else reads */
@@ -505,7 +357,7 @@ dt_status dt_pass_fuse(dt_graph *g, const dt_spec *s, dt_err *e) {
     *vm = (dt_vm){
         .nout = 1, .nins = 1, .nreg = 1, .type = dt_compute_type(g->val.p[v].t.dtype), .space = g->val.p[v].t};
     vm->ins = dt_arena_alloc(&g->mem, sizeof(dt_vmi));
-    vm->ins[0] = constant_of(n, 0);
+    vm->ins[0] = dt_fuse_constant(n, 0);
     vm->out = dt_arena_alloc(&g->mem, sizeof(int16_t));
     n->op = DT_OP_fused;
     n->vm = vm;

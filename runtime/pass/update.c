@@ -12,10 +12,9 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
   dt_build at = dt_build_at(g, DT_UPD), *b = &at;
   g->norm = -1;
   dt_type f64 = dt_type_make(DT_F64, 0, NULL);
-  dt_hyper inv = {
-      .name = "inverse count", .kind = DT_HY_UNSCALE, .group = 0}; /* the pass totals divides it by the count */
-  inv.val = dt_build_leaf(b, DT_OP_hyper, &f64, inv.name);
-  dt_vec_push(&g->hyper, inv);
+  dt_hyper unscale = {.name = "unscale", .kind = DT_HY_UNSCALE}; /* the pass totals divides it by the count */
+  unscale.val = dt_build_leaf(b, DT_OP_hyper, &f64, unscale.name);
+  dt_vec_push(&g->hyper, unscale);
 
   DT_VEC(dt_val) grads = {0};
   for (int i = 0; i < g->param.n; i++) {
@@ -25,7 +24,7 @@ dt_status dt_pass_update(dt_graph *g, const dt_spec *s, dt_val *scaled, dt_err *
   if (grads.n) {
     /* norm of the mean gradient; the coefficient max_norm / (norm + 1e-6) is PyTorch's clip_grad_norm_ */
     dt_val total = dt_build_op(b, DT_OP_sum_squares, grads.p, grads.n, NULL);
-    dt_val scale = dt_build_cast(b, inv.val, DT_F32);
+    dt_val scale = dt_build_cast(b, unscale.val, DT_F32);
     g->norm = dt_build2(b, DT_OP_mul, dt_build1(b, DT_OP_sqrt, total), scale);
     if (s->clip_norm > 0) {
       dt_val coef = dt_build2(b, DT_OP_div, dt_build_scalar(b, s->clip_norm, DT_F32),

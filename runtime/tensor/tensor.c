@@ -82,6 +82,18 @@ bool dt_view_contiguous(const dt_view *v) {
   return true;
 }
 
+bool dt_view_rows(const dt_view *v, int64_t *stride) {
+  int64_t rows = 1;
+  *stride = v->t.nd && v->t.dim[v->t.nd - 1] > 0 ? v->t.dim[v->t.nd - 1] : 1;
+  for (int d = v->t.nd - 2; d >= 0; d--) {
+    if (v->t.dim[d] == 1) continue;
+    if (rows == 1) *stride = v->stride[d];
+    else if (v->stride[d] != rows * *stride) return false;
+    rows *= v->t.dim[d];
+  }
+  return true;
+}
+
 float dt_f16_to_f32(uint16_t h) {
   union {
     uint32_t u;

@@ -37,6 +37,8 @@ typedef struct dt_view {
 } dt_view;
 dt_view dt_view_make(void *p, const dt_type *t); /* contiguous */
 bool dt_view_contiguous(const dt_view *v);
+/* Can v be walked as a matrix, its dims before the last joined? stride: elements from row to row. */
+bool dt_view_rows(const dt_view *v, int64_t *stride);
 int64_t dt_view_span(const dt_view *v); /* bytes from its first to behind its last element; 0 when it has none */
 /* Elements [first, first + n) of v, counted row-major, one after the other into dst. */
 void dt_view_pack(const dt_view *v, int64_t first, int64_t n, void *dst);

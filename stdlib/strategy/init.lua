@@ -89,7 +89,7 @@ end
 -- Axes lie in this order unless the script says another: stages far apart, parts of tensors close together.
 local outermost = { stages = 1, samples = 2 }
 
-local AXES, LETTERS = 8, 15 -- of a mesh, and of an axis's name, at most
+local AXES, LETTERS = core.limits.axes, core.limits.letters -- of a mesh, and of an axis's name, at most
 
 local function check_axis(s, axis, i, seen)
   local where = ("dt.job: parallel: axis %d of strategy %s"):format(i, s.name)
