@@ -39,7 +39,8 @@ typedef struct verb_call {
   const dt_val *scaled;
 } verb_call;
 
-static int trace_bucket(lua_State *L) { /* reduce and gather: fn(graph, symbol, number, parameters, axes) -> symbol */
+/* reduce and gather: fn(graph, symbol, number, parameters, axes) -> symbol */
+static int trace_bucket(lua_State *L) {
   verb_call *v = lua_touserdata(L, 1);
   const dt_graph *g = v->c->box->g;
   lua_settop(L, 3); /* 2: the function, 3: the graph */
@@ -76,9 +77,8 @@ static int axes_of_list(lua_State *L, const dt_mesh *m, const char *what, int i)
   return axes;
 }
 
-static int keep_parameter(
-    lua_State
-        *L) { /* fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
+/* keep: fn({ name =, shape =, numel = }) -> nil or { states =, gradients =, parameters =, gather =, each = } */
+static int keep_parameter(lua_State *L) {
   verb_call *v = lua_touserdata(L, 1);
   const dt_param *p = &v->g->param.p[v->param];
   const dt_type *t = dt_type_of(v->g, p->val);
@@ -108,7 +108,8 @@ static int keep_parameter(
   return 0;
 }
 
-static int group_buckets(lua_State *L) { /* fn(list of { name =, shape =, bytes = }) -> nil or list of lists of names */
+/* buckets: fn(list of { name =, shape =, bytes = }) -> nil or list of lists of names */
+static int group_buckets(lua_State *L) {
   verb_call *v = lua_touserdata(L, 1);
   lua_settop(L, 2);
   lua_createtable(L, v->n, 0);
